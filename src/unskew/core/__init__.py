@@ -1,0 +1,1 @@
+"""The heart: trees, methods, contexts, the local loop and the round loop."""

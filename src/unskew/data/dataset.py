@@ -1,0 +1,85 @@
+"""A data set held once in memory: samples as tensors, clients are index lists elsewhere."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from unskew.errors import InputError
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Inputs `x` ([N, C, H, W] uint8 images, or float32 of any shape [N, ...]) and integer labels `y` ([N] int64)."""
+
+    x: Tensor
+    y: Tensor
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def take(self, index: Tensor) -> Samples:
+        """The samples at these positions."""
+        return Samples(self.x[index], self.y[index])
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Training and test samples with what is known of them; `mean` and `std` normalise a channel after x / 255."""
+
+    name: str
+    train: Samples
+    test: Samples
+    classes: tuple[str, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    validation: Samples | None = None
+    groups: Tensor | None = None
+    """Per training sample: the domain or natural client it belongs to, as an index into `group_names`."""
+    group_names: tuple[str, ...] = field(default=())
+    test_groups: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        for part, samples in (("train", self.train), ("test", self.test), ("validation", self.validation)):
+            if samples is not None:
+                _check(self.name, part, samples, self.num_classes)
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes there are."""
+        return len(self.classes)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one input: (channels, height, width) for images."""
+        return tuple(self.train.x.shape[1:])
+
+    def fingerprint(self) -> str:
+        """A short hash of labels and a sample of the inputs: the same data give the same text."""
+        digest = hashlib.sha256()
+        for samples in (self.train, self.test):
+            digest.update(repr((tuple(samples.x.shape), str(samples.x.dtype))).encode())
+            digest.update(samples.y.numpy().tobytes())
+            step = max(1, len(samples) // 1000)
+            digest.update(samples.x[::step].contiguous().numpy().tobytes())
+        return digest.hexdigest()[:16]
+
+
+def _check(name: str, part: str, samples: Samples, num_classes: int) -> None:
+    x, y = samples.x, samples.y
+    if len(x) != len(y):
+        raise InputError(f"data '{name}': {part} has {len(x)} inputs but {len(y)} labels; they must be equally many")
+    if len(y) == 0:
+        raise InputError(f"data '{name}': {part} holds no samples; give it at least one")
+    if y.dtype != torch.int64 or y.dim() != 1:
+        raise InputError(f"data '{name}': {part} labels must be a flat int64 tensor, got {y.dtype} of shape {tuple(y.shape)}")
+    low, high = int(y.min()), int(y.max())
+    if low < 0 or high >= num_classes:
+        raise InputError(
+            f"data '{name}': {part} labels must lie in 0..{num_classes - 1}, got {low}..{high}; renumber the labels"
+        )
+    if x.is_floating_point() and not torch.isfinite(x).all():
+        raise InputError(f"data '{name}': {part} inputs hold NaN or infinite values; remove or replace them")

@@ -1,0 +1,40 @@
+"""A model is a body and a head; calling it gives logits and the features between the two."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+from unskew.core.registry import Component, Registry
+
+
+class Output(NamedTuple):
+    """What one forward pass gives: `logits` [B, C] and `features` [B, D], the head's input."""
+
+    logits: Tensor
+    features: Tensor
+
+
+class Model(nn.Module):
+    """A network split in two, so that parameter names start with `body.` or `head.`."""
+
+    def __init__(self, body: nn.Module, head: nn.Module) -> None:
+        super().__init__()
+        self.body, self.head = body, head
+
+    def forward(self, x: Tensor) -> Output:
+        """Logits and features of a batch."""
+        features = self.body(x)
+        return Output(self.head(features), features)
+
+
+class Architecture(Component):
+    """The recipe of a model; it adapts to the data's input shape and number of classes."""
+
+    def build(self, shape: tuple[int, ...], num_classes: int) -> Model:
+        """A freshly initialised model for inputs of `shape` (channels, height, width)."""
+        raise TypeError(f"{type(self).__name__} must define build(shape, num_classes)")
+
+
+architectures: Registry[Architecture] = Registry("model", Architecture)
