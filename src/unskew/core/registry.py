@@ -128,12 +128,16 @@ class Registry(Generic[T]):
 def component_fields(cls: type) -> dict[str, Registry[Any]]:
     """Which fields of a component hold other components, and of which kind."""
     found: dict[str, Registry[Any]] = {}
-    for key, hint in typing.get_type_hints(cls).items():
+    for key, hint in _hints(cls).items():
         for candidate in (hint, *typing.get_args(hint)):
             for registry in Registry.every:
                 if isinstance(candidate, type) and issubclass(candidate, Component) and issubclass(candidate, registry.base):
                     found[key] = registry
     return found
+
+
+def _hints(cls: type) -> dict[str, Any]:
+    return {name: info.annotation for name, info in cls.__pydantic_fields__.items()}  # type: ignore[attr-defined]
 
 
 def _nested(registry: Registry[Any] | None, value: Any) -> Any:
@@ -200,7 +204,7 @@ def parse(text: str) -> Table:
         tree = ast.parse(text, mode="eval").body
     except (SyntaxError, ValueError):
         raise InputError(f"cannot read '{text}'; expected name(argument=value, ...), such as fedprox(mu=0.1)") from None
-    table = _convert(tree, text)
+    table = {"name": tree.id.lower()} if isinstance(tree, ast.Name) else _convert(tree, text)
     if not isinstance(table, dict):
         raise InputError(f"cannot read '{text}'; expected a name, such as fedavg or fedprox(mu=0.1)")
     return table
@@ -276,7 +280,7 @@ class Option:
 
 def options(cls: type) -> list[Option]:
     """Every option of a component: type, default, bounds, meaning and the source of the default."""
-    hints = typing.get_type_hints(cls)
+    hints = _hints(cls)
     rows = []
     for name, info in cls.__pydantic_fields__.items():  # type: ignore[attr-defined]
         default = info.get_default(call_default_factory=True)

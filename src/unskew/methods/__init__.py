@@ -1,0 +1,11 @@
+"""The methods, one file per paper; importing this package registers every file in it."""
+
+import importlib
+import pkgutil
+
+from unskew.core.method import methods
+
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")
+
+__all__ = ["methods"]

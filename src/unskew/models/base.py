@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -38,3 +39,8 @@ class Architecture(Component):
 
 
 architectures: Registry[Architecture] = Registry("model", Architecture)
+
+
+def build(spec: str | Mapping[str, Any] | Architecture, shape: tuple[int, ...], num_classes: int) -> Model:
+    """A freshly initialised model from text such as `convnet3(width=64)`, a table, or an architecture."""
+    return architectures.build(spec).build(shape, num_classes)

@@ -1,0 +1,204 @@
+"""The commands."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from unskew import __version__
+from unskew.cli import listing
+from unskew.cli.flags import to_run, with_run_flags
+from unskew.cli.progress import DownloadProgress, RoundProgress, errors, note
+from unskew.compare import Metric
+from unskew.core.registry import Table
+from unskew.errors import ClientError, InputError, one_line
+from unskew.report.tables import Format
+
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Federated learning when clients' data are skewed: run, compare, resume.",
+)  # fmt: skip
+
+DataDir = Annotated[Path | None, typer.Option(help="where the data files are; else UNSKEW_DATA, else the user's cache")]
+Json = Annotated[bool, typer.Option("--json", help="print the result as one JSON object on standard output")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="no progress")]
+
+
+@app.command()
+@with_run_flags()
+def run(
+    config: Table,
+    out: Annotated[Path | None, typer.Option(help="the run's folder; default: runs/<method>-<data>-<hash>")] = None,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Runs one method and leaves a folder with its results.
+
+    Example: unskew run --method "fedprox(mu=0.1)" --split dirichlet:0.1 --clients 20 --sample 0.25 --rounds 20
+    """
+    from unskew import engine
+
+    wanted = to_run(config)
+    data = engine.load(wanted.data, data_dir, DownloadProgress())
+    prepared = engine.prepare_data(wanted, data_dir, data)
+    wanted = wanted.resolved(prepared)
+    path = out or Path("runs") / wanted.title
+    with RoundProgress(str(wanted.method), wanted.rounds, quiet) as progress:
+        result = engine.run(wanted, path, data_dir=data_dir, dataset=data, watch=progress)
+    listing.show_result(result.summary, path, as_json)
+
+
+@app.command()
+def resume(
+    path: Annotated[Path, typer.Argument(metavar="RUN", help="the run's folder")],
+    data_dir: DataDir = None,
+    executor: Annotated[str | None, typer.Option(help="another executor than the run began with")] = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Goes on with an interrupted run, bit for bit, from its newest whole checkpoint."""
+    from unskew import engine
+    from unskew.results import RunFolder
+
+    folder, config = RunFolder.open(path)
+    if folder.finished:
+        note(f"{path} is finished already; nothing to do")
+        listing.show_result(folder.summary(), path, as_json)
+        return
+    with RoundProgress(str(config.method), config.rounds, quiet) as progress:
+        result = engine.resume(path, data_dir=data_dir, watch=progress, executor=executor)
+    listing.show_result(result.summary, path, as_json)
+
+
+@app.command()
+@with_run_flags("method", "seed")
+def compare(
+    config: Table,
+    methods: Annotated[str, typer.Option(help='methods with their options: "fedavg,fedprox(mu=0.1),scaffold"')],
+    seeds: Annotated[str, typer.Option(help="how many seeds (3 means 0, 1, 2), or a list such as 1024,2025")] = "3",
+    out: Annotated[Path, typer.Option(help="the comparison's folder; finished runs in it are not run again")] = Path("runs/compare"),
+    metric: Annotated[Metric, typer.Option(help="which figure of the accuracy curve to compare")] = "last",
+    form: Annotated[Format | None, typer.Option("--format", help="print the table in this form")] = None,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Compares methods on the same split, clients, batches and initial weights, over several seeds."""
+    from unskew.cli.comparing import run_comparison
+
+    run_comparison(config, methods, seeds, out, metric, "json" if as_json else form, data_dir, quiet)
+
+
+@app.command()
+@with_run_flags("method", "model", "rounds", "epochs", "steps", "batch", "lr", "lr_decay", "momentum", "weight_decay",
+                "augment", "buffers", "dropout", "sample", "eval_every", "clients_every", "executor", "workers",
+                "checkpoint_every")  # fmt: skip
+def split(
+    config: Table,
+    out: Annotated[Path | None, typer.Option(help="save the partition as JSON; use it with --split file:PATH")] = None,
+    csv: Annotated[Path | None, typer.Option(help="export client, sample index and label as CSV")] = None,
+    picture: Annotated[Path | None, typer.Option(help="draw the partition into this PNG")] = None,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Shows and saves a partition: counts per client and class, how skewed it is, a picture."""
+    from unskew import engine
+    from unskew.cli.splitting import show_split
+
+    wanted = to_run(config)
+    data = engine.prepare_data(wanted, data_dir, None, DownloadProgress())
+    show_split(wanted, data, engine.cut(wanted, data), out, csv, picture, as_json)
+
+
+Name = Annotated[str | None, typer.Argument(help="one of them, to be explained")]
+
+
+@app.command()
+def methods(name: Name = None, as_json: Json = False) -> None:
+    """Lists the methods, or explains one with all its options."""
+    listing.show_methods(name, as_json)
+
+
+@app.command()
+def data(name: Name = None, data_dir: DataDir = None, as_json: Json = False) -> None:
+    """Lists the data sets, or explains one: its files, and where they were looked for."""
+    listing.show_data(name, data_dir, as_json)
+
+
+@app.command()
+def models(
+    name: Name = None,
+    shape: Annotated[str, typer.Option(help="input shape for the parameter counts: channels,height,width")] = "3,32,32",
+    classes: Annotated[int, typer.Option(min=2, help="number of classes for the parameter counts")] = 10,
+    as_json: Json = False,
+) -> None:
+    """Lists the models with their parameter counts, or explains one."""
+    listing.show_models(name, shape, classes, as_json)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        sys.stdout.write(f"unskew {__version__}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def top(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="print the version")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="log what happens inside")] = False,
+) -> None:
+    """Federated learning when clients' data are skewed: run, compare, resume."""
+    logging.getLogger("unskew").setLevel(logging.DEBUG if debug else logging.INFO)
+
+
+class _Lines(logging.Handler):
+    """Log records as plain lines on standard error, above a progress bar if there is one."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        note(f"{record.levelname.lower()}: {record.getMessage()}")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The command's entry: bad input is one line and exit code 2, never a traceback."""
+    logging.getLogger("unskew").handlers = [_Lines()]
+    sys.exit(_guarded(arguments))
+
+
+def _guarded(arguments: list[str] | None) -> int:
+    try:
+        code: Any = app(args=arguments, standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except InputError as error:
+        return _say(one_line(error))
+    except ClientError as error:
+        if error.details:
+            errors.print(error.details.rstrip(), markup=False)
+        _say(f"{one_line(error)}; finished rounds are kept, 'unskew resume' goes on from the last checkpoint")
+        return 1
+    except KeyboardInterrupt:
+        _say("interrupted; go on with 'unskew resume RUN'")
+        return 130
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EPERM, errno.EDQUOT):
+            return _say(f"{error.strerror}: {error.filename or 'while writing'}; make room or choose another place")
+        raise
+    except Exception as error:
+        if hasattr(error, "format_message"):  # a wrong flag or value, told by the command-line library
+            return _say(f"{one_line(Exception(error.format_message()))} (see --help)")
+        if type(error).__name__ == "Abort":
+            return 130
+        raise
+
+
+def _say(text: str) -> int:
+    errors.print(f"error: {text}", markup=False, style="bold red" if errors.is_terminal else None)
+    return 2
+
+

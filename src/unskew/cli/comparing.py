@@ -1,0 +1,132 @@
+"""`unskew compare`: plays the cells, prints the table, leaves pictures."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.text import Text
+
+from unskew import engine
+from unskew.cli.flags import to_run
+from unskew.cli.listing import console, table
+from unskew.cli.progress import DownloadProgress, RoundProgress, note
+from unskew.compare import Metric, Played
+from unskew.compare import compare as play
+from unskew.compare import table as comparison_table
+from unskew.config import Run
+from unskew.core import wire
+from unskew.core.method import methods as method_registry
+from unskew.core.registry import Table, split_list
+from unskew.data.skew import MATRIX_CLIENTS, label_counts
+from unskew.errors import InputError
+from unskew.report.curves import plot_curves
+from unskew.report.split_plot import plot_split
+from unskew.report.tables import Format, render
+from unskew.report.tables import Table as Compared
+from unskew.results import Row
+
+SUFFIX: dict[Format, str] = {"md": "md", "csv": "csv", "latex": "tex", "json": "json"}
+
+
+def run_comparison(
+    config: Table, methods: str, seeds: str, out: Path, metric: Metric, form: Format | None, data_dir: Path | None, quiet: bool
+) -> None:
+    """Everything the command does."""
+    base = to_run(config)
+    wanted = [method_registry.build(text) for text in split_list(methods)]
+    if not wanted:
+        raise InputError('--methods names no method; give some, such as "fedavg,fedprox(mu=0.1)"')
+    numbers = read_seeds(seeds)
+    data = engine.load(base.data, data_dir, DownloadProgress())
+    prepared = engine.prepare_data(base, data_dir, data)
+    base = base.resolved(prepared)
+    cells = play(base, wanted, numbers, out, data_dir=data_dir, dataset=data, announce=_Announcer(quiet))
+    reused = sum(cell.reused for cell in cells)
+    if reused and not quiet:
+        note(f"{reused} of {len(cells)} runs were finished already and were not run again")
+    result = comparison_table(cells, title_of(base, len(numbers)), metric)
+    for kind, suffix in SUFFIX.items():
+        wire.write_atomic(out / f"table.{suffix}", render(result, kind).encode(), sync=False)
+    draw(base, cells, numbers[0], engine.prepare_data(base, data_dir, data), out)
+    if form is not None:
+        sys.stdout.write(render(result, form))
+        return
+    show(result)
+    console.print(f"\ntable and pictures in {out}: table.md, curves.png, split.png", soft_wrap=True)
+
+
+class _Announcer:
+    """Gives each cell a progress bar of its own."""
+
+    def __init__(self, quiet: bool) -> None:
+        self.quiet = quiet
+        self._shown: RoundProgress | None = None
+
+    def __call__(self, run: Run, number: int, total: int) -> engine.Watch:
+        title = f"[{number}/{total}] {run.method}, seed {run.seed}"
+
+        def watch(row: Row) -> None:
+            if self._shown is None or self._shown.title != title:
+                self._shown = RoundProgress(title, run.rounds, self.quiet).__enter__()
+            self._shown(row)
+            if row["round"] == run.rounds:
+                self._shown.__exit__(None, None, None)
+
+        return watch
+
+
+def read_seeds(text: str) -> list[int]:
+    """`3` means seeds 0, 1, 2; `1024,2025` means those; `7,` means seed 7 alone."""
+    try:
+        numbers = [int(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        raise InputError(f"--seeds expects a number such as 3 or a list such as 1024,2025, got '{text}'") from None
+    if "," not in text:
+        if not numbers or numbers[0] < 1:
+            raise InputError(f"--seeds expects at least 1 seed, got '{text}'")
+        return list(range(numbers[0]))
+    if not numbers or len(set(numbers)) < len(numbers) or min(numbers) < 0:
+        raise InputError(f"--seeds expects different numbers from 0 up, got '{text}'")
+    return numbers
+
+
+def title_of(run: Run, seeds: int) -> str:
+    """What was compared, in a line."""
+    return (
+        f"{run.data}, {run.split}, {run.clients} clients, {run.sample:g} sampled, {run.rounds} rounds, "
+        f"{run.model}, {seeds} seed{'s' if seeds > 1 else ''}"
+    )
+
+
+def draw(run: Run, cells: Sequence[Played], seed: int, data: engine.Dataset, out: Path) -> None:
+    """The accuracy curves, and the first seed's partition."""
+    curves: dict[str, list[list[tuple[int, float]]]] = {}
+    for cell in cells:
+        curve = [(row["round"], _accuracy(row)) for row in cell.rounds]
+        curves.setdefault(cell.method, []).append([(number, value) for number, value in curve if value is not None])
+    plot_curves(curves, out / "curves.png", title_of(run, len({cell.seed for cell in cells})))
+    from dataclasses import replace
+
+    partition = engine.cut(replace(run, seed=seed), data)
+    if len(partition) <= MATRIX_CLIENTS:
+        counts = label_counts(partition, data.train.y.numpy(), data.num_classes)
+        plot_split(counts, data.classes, out / "split.png", f"{run.data}, {run.split}, seed {seed}")
+
+
+def _accuracy(row: Row) -> float | None:
+    found: float | None = row.get("accuracy", row.get("personal", {}).get("pooled"))
+    return found
+
+
+def show(result: Compared) -> None:
+    """The table in the terminal: best bold, second best underlined."""
+    shown = table("method", *result.columns, title=result.title)
+    for name, cells in result.rows:
+        looks = {"best": "bold green", "second": "underline", "": ""}
+        shown.add_row(name, *(Text(cell.text, style=looks[cell.mark]) for cell in cells))
+    console.print(shown)
+    for line in result.notes:
+        console.print(line, style="dim", markup=False, soft_wrap=True)
+    console.print("bold: best; underlined: second best", style="dim")

@@ -1,0 +1,91 @@
+"""Flags of the command line, made from the fields of `Run`: one place says what an option means and defaults to."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import typing
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from unskew.config import FLAGS, SECTIONS, Run, from_table, override, read_assignment, read_file
+from unskew.core.registry import Option, Table, options
+
+_TYPES = {"int": int, "float": float, "int | none": int}
+
+
+@functools.cache
+def _described() -> dict[str, Option]:
+    rows = {option.name: option for option in options(Run)}
+    for key, section in SECTIONS.items():
+        rows |= {f"{key}.{option.name}": option for option in options(section)}
+    return rows
+
+
+def with_run_flags(*left_out: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Adds the flags of a run to a command; their values reach it as the one argument `config`, a table."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        flags = [flag for flag in FLAGS if flag not in left_out]
+
+        @functools.wraps(command)
+        def wrapped(**given: Any) -> None:
+            values = {FLAGS[flag]: given.pop(flag) for flag in flags}
+            table = run_table(given.pop("file"), values, given.pop("assign"), given.pop("plugin"))
+            command(config=table, **given)
+
+        signature = inspect.signature(command, eval_str=True)
+        own = [p.replace(kind=p.KEYWORD_ONLY) for name, p in signature.parameters.items() if name != "config"]
+        parameters = [_FILE, *own, *(_flag(flag) for flag in flags), _ASSIGN, _PLUGIN]
+        wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        wrapped.__annotations__ = {p.name: p.annotation for p in parameters}
+        return wrapped
+
+    return decorate
+
+
+def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+_FILE = _keyword("file", Annotated[Path | None, typer.Argument(help="a TOML run file; flags override it")], None)
+_ASSIGN = _keyword(
+    "assign",
+    Annotated[list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="set any option, such as method.mu=0.1")],
+    None,
+)
+_PLUGIN = _keyword(
+    "plugin",
+    Annotated[list[str] | None, typer.Option("--plugin", help="a Python file to import first: your own method, say")],
+    None,
+)
+
+
+def _flag(flag: str) -> inspect.Parameter:
+    option = _described()[FLAGS[flag]]
+    kind = _TYPES.get(option.type, str)
+    shown = "" if option.default == "none" else f" [default: {option.default}]"
+    text = option.doc + (f" ({option.type})" if " | " in option.type and kind is str and flag != "model" else "")
+    info = typer.Option(f"--{flag.replace('_', '-')}", help=text.replace("[", "\\[") + shown.replace("[", "\\["), show_default=False)
+    return _keyword(flag, Annotated[typing.Optional[kind], info], None)  # type: ignore[valid-type]  # noqa: UP045
+
+
+def run_table(file: Path | None, values: Table, assignments: list[str] | None, plugins: list[str] | None) -> Table:
+    """The tables of a run: the file, then flags, then --set, each overriding what came before."""
+    table = read_file(file) if file is not None else {}
+    if plugins:
+        table["plugins"] = [*table.get("plugins", []), *plugins]
+    for path, value in values.items():
+        if value is not None:
+            table = override(table, path, value)
+    for text in assignments or []:
+        table = override(table, *read_assignment(text))
+    return table
+
+
+def to_run(table: Table) -> Run:
+    """The validated run."""
+    return from_table(table)

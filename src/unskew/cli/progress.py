@@ -1,0 +1,76 @@
+"""Progress on standard error: a bar in a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from unskew.results import Row
+
+errors = Console(stderr=True, soft_wrap=True, highlight=False)
+
+
+class RoundProgress:
+    """Shows a run's rounds as they end; quiet shows nothing."""
+
+    def __init__(self, title: str, rounds: int, quiet: bool = False) -> None:
+        self.title, self.rounds, self.quiet = title, rounds, quiet
+        self._bar: Progress | None = None
+        self._began, self._first, self._said, self._accuracy = time.monotonic(), 0, 0.0, "…"
+
+    def __enter__(self) -> RoundProgress:
+        if not self.quiet and errors.is_terminal:
+            self._bar = Progress(
+                TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[figures]}"),
+                TimeRemainingColumn(), console=errors, transient=True,
+            )  # fmt: skip
+            self._task = self._bar.add_task(self.title, total=self.rounds, figures="")
+            self._bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._bar:
+            self._bar.stop()
+
+    def __call__(self, row: Row) -> None:
+        """Takes note of a finished round."""
+        number = row["round"]
+        if number == 0 or self._first == 0:
+            self._first, self._began = max(number, 1), time.monotonic()
+        if "accuracy" in row:
+            self._accuracy = f"{100 * row['accuracy']:.2f} %"
+        elif row.get("personal", {}).get("pooled") is not None:
+            self._accuracy = f"{100 * row['personal']['pooled']:.2f} %"
+        passed = max(time.monotonic() - self._began, 1e-9)
+        rate = (number - self._first + 1) / passed if number else 0.0
+        figures = f"accuracy {self._accuracy}" + (f" · {rate:.1f} rounds/s" if number else "")
+        if self._bar:
+            self._bar.update(self._task, completed=number, figures=figures)
+        elif not self.quiet and (number == self.rounds or time.monotonic() - self._said >= 1):
+            self._said = time.monotonic()
+            left = (self.rounds - number) / rate if rate else 0.0
+            tail = f" · {left:.0f} s left" if number < self.rounds and rate else ""
+            errors.print(f"{self.title}: round {number}/{self.rounds} · {figures}{tail}")
+
+
+class DownloadProgress:
+    """Shows a download's megabytes, a line every few seconds."""
+
+    def __init__(self) -> None:
+        self._said = 0.0
+
+    def __call__(self, name: str, done: int, total: int | None) -> None:
+        """Takes note of the bytes that have arrived."""
+        if time.monotonic() - self._said >= 2 or done == total:
+            self._said = time.monotonic()
+            of = f" of {total / 2**20:.1f}" if total else ""
+            errors.print(f"downloading {name}: {done / 2**20:.1f}{of} MB")
+
+
+def note(text: Any) -> None:
+    """One line on standard error."""
+    errors.print(text, markup=False)

@@ -1,0 +1,61 @@
+"""`unskew split`: a partition as numbers, a file and a picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from unskew.cli.listing import console, print_json, table
+from unskew.config import Run
+from unskew.data.dataset import Dataset
+from unskew.data.partition import Partition
+from unskew.data.skew import MATRIX_CLIENTS, SkewSummary, describe, label_counts
+from unskew.errors import InputError
+from unskew.report.split_plot import plot_split
+
+SHOWN_CLIENTS = 40
+SHOWN_CLASSES = 20
+
+
+def show_split(
+    run: Run, data: Dataset, partition: Partition, out: Path | None, csv: Path | None, picture: Path | None, as_json: bool
+) -> None:
+    """Saves what was asked for and shows the partition."""
+    labels = data.train.y.numpy()
+    summary = describe(partition, labels, data.num_classes)
+    few = len(partition) <= MATRIX_CLIENTS
+    counts = label_counts(partition, labels, data.num_classes) if few else None
+    if out:
+        partition.save(out)
+    if csv:
+        partition.export_csv(csv, labels)
+    if picture:
+        if counts is None:
+            raise InputError(f"a picture shows up to {MATRIX_CLIENTS} clients, got {len(partition)}; leave --picture out")
+        plot_split(counts, data.classes, picture, f"{run.data}, {run.split}")
+    if as_json:
+        shown = {"counts": counts.tolist()} if counts is not None else {}
+        print_json({"hash": partition.hash, **summary.to_dict(), **shown})
+        return
+    if counts is not None and len(partition) <= SHOWN_CLIENTS and data.num_classes <= SHOWN_CLASSES:
+        rows = table("client", "samples", *data.classes, title=f"{run.data}, {run.split}: samples per client and class")
+        for client, row in enumerate(counts):
+            rows.add_row(str(client), str(row.sum()), *(str(n) if n else "·" for n in row))
+        console.print(rows)
+    _show_summary(summary, partition)
+    for path in (out, csv, picture):
+        if path:
+            console.print(f"wrote {path}", soft_wrap=True)
+
+
+def _show_summary(summary: SkewSummary, partition: Partition) -> None:
+    rows = table("over clients", "mean", "min", "10 %", "median", "90 %", "max", title=f"\n{summary.clients} clients, {summary.samples} samples, hash {partition.hash}")
+    names = {
+        "samples": summary.sizes, "classes held": summary.classes, "effective classes": summary.effective_classes,
+        "total variation to all": summary.total_variation, "KL to all (bits)": summary.kl,
+        "Jensen-Shannon (bits)": summary.jensen_shannon,
+    }  # fmt: skip
+    for name, spread in names.items():
+        values = (spread.mean, spread.min, spread.p10, spread.median, spread.p90, spread.max)
+        rows.add_row(name, *(f"{value:.3g}" if value < 1000 else f"{value:.0f}" for value in values))
+    console.print(rows)
+    console.print(f"Gini coefficient of the sizes: {summary.size_gini:.3f}")

@@ -1,0 +1,122 @@
+"""Methods compared fairly: per seed one federation, the same clients, batches and initial weights for all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from unskew import engine
+from unskew.config import Run
+from unskew.core.method import Method
+from unskew.data import load
+from unskew.data.dataset import Dataset
+from unskew.errors import InputError
+from unskew.report.tables import Cell, Table, marked
+from unskew.results import Row, RunFolder
+
+Metric = Literal["last", "last_k", "last_10_percent", "best_on_validation", "best_on_test"]
+
+
+@dataclass(frozen=True)
+class Played:
+    """One method under one seed."""
+
+    method: str
+    seed: int
+    folder: Path
+    summary: Row
+    rounds: list[Row]
+    reused: bool
+
+
+Announce = Callable[[Run, int, int], engine.Watch | None]
+"""Called before each cell with its run, number and the number of all cells; gives who watches its rounds."""
+
+
+def compare(
+    base: Run,
+    methods: Sequence[Method],
+    seeds: Sequence[int],
+    out: Path,
+    *,
+    data_dir: Path | None = None,
+    dataset: Dataset | None = None,
+    announce: Announce | None = None,
+) -> list[Played]:
+    """Runs every method under every seed; finished cells are read back, interrupted ones are resumed."""
+    if len({str(method) for method in methods}) < len(methods):
+        raise InputError("a method is named twice in the comparison; give each once, with different options")
+    cells = []
+    loaded = dataset if dataset is not None else load(base.data, data_dir)
+    for seed in seeds:
+        for method in methods:
+            run = replace(base, method=method, seed=seed)
+            run = run.resolved(engine.prepare_data(run, data_dir, loaded))
+            watch = announce(run, len(cells) + 1, len(seeds) * len(methods)) if announce else None
+            cells.append(_cell(run, out / "runs" / f"{run.method.name}-seed{seed}-{run.hash}", data_dir, loaded, watch))
+    return cells
+
+
+def _cell(run: Run, path: Path, data_dir: Path | None, data: Dataset, watch: engine.Watch | None) -> Played:
+    folder = RunFolder(path)
+    reused = folder.finished
+    if not reused:
+        if (path / "run.toml").exists():
+            engine.resume(path, data_dir=data_dir, dataset=data, watch=watch)
+        else:
+            engine.run(run, path, data_dir=data_dir, dataset=data, watch=watch)
+    rows = [row for _, row in sorted(folder.rounds().items())]
+    return Played(str(run.method), run.seed, path, folder.summary(), rows, reused)
+
+
+def table(cells: Sequence[Played], title: str, metric: Metric = "last") -> Table:
+    """The comparison's table: accuracy, clients' accuracy, and time and bytes relative to the first method."""
+    names = list(dict.fromkeys(cell.method for cell in cells))
+    by_method = {name: [cell for cell in cells if cell.method == name] for name in names}
+
+    def column(figure: Callable[[Row], float | None]) -> list[tuple[float, ...]]:
+        found = [[figure(cell.summary) for cell in by_method[name]] for name in names]
+        return [tuple(value for value in values if value is not None) for values in found]
+
+    key = _metric_key(metric, cells[0].summary)
+    accuracy = column(lambda s: 100 * s["accuracy"][key])
+    clients = column(lambda s: 100 * s["personal"]["mean"] if s["personal"] else None)
+    worst = column(lambda s: 100 * s["personal"]["worst_decile"] if s["personal"] else None)
+    time = _relative(column(lambda s: s["seconds"]["local"]))
+    traffic = _relative(column(lambda s: float(s["bytes_up"] + s["bytes_down"])))
+    figures = [
+        ("accuracy %", accuracy, marked(accuracy)),
+        ("clients' mean %", clients, marked(clients)),
+        ("worst decile %", worst, marked(worst)),
+        ("time ×", time, [""] * len(names)),
+        ("bytes ×", traffic, [""] * len(names)),
+    ]
+    rows = tuple(
+        (name, tuple(Cell(values[number], marks[number]) for _, values, marks in figures))  # type: ignore[arg-type]
+        for number, name in enumerate(names)
+    )
+    seeds = len({cell.seed for cell in cells})
+    notes = [
+        f"accuracy: global test accuracy, {key.replace('_', ' ')}; mean ± sample standard deviation over {seeds} seed(s)",
+        "clients' mean and worst decile: each client's test set, after the last round",
+        f"time × and bytes ×: local training and traffic relative to {names[0]}",
+        *(f"{cell.method}, seed {cell.seed}: diverged" for cell in cells if cell.summary["diverged"]),
+    ]
+    return Table(title, tuple(name for name, _, _ in figures), rows, tuple(notes))
+
+
+def _metric_key(metric: Metric, summary: Row) -> str:
+    names = {"last_10_percent": "last_10_percent_mean"}
+    key = names.get(metric, metric)
+    if metric == "last_k":
+        key = next(name for name in summary["accuracy"] if name.startswith("last_") and name.endswith("_mean"))
+    if key not in summary["accuracy"]:
+        raise InputError(f"there is no figure '{metric}'; best_on_validation needs --validation 0.1 or so")
+    return key
+
+
+def _relative(values: list[tuple[float, ...]]) -> list[tuple[float, ...]]:
+    """Each seed's figure over the first method's under the same seed."""
+    return [tuple(v / first for v, first in zip(row, values[0], strict=True) if first > 0) for row in values]

@@ -1,0 +1,246 @@
+"""One `Run` object says everything about a run; a TOML file, the command line and Python build the same object."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import hashlib
+import json
+import sys
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import pydantic
+import tomli_w
+from typing_extensions import dataclass_transform
+
+import unskew.methods
+import unskew.terms  # noqa: F401 - registers the terms
+from unskew.core.context import BufferPolicy, LocalSettings
+from unskew.core.method import Method, methods
+from unskew.core.registry import Component, Registry, Table, component_fields, construct, nearest, param, parse, to_table
+from unskew.data import sources
+from unskew.data.dataset import Dataset
+from unskew.data.federation import LocalTest
+from unskew.data.source import Source
+from unskew.data.splits import Split, splits
+from unskew.data.transforms import Augment, transforms
+from unskew.errors import InputError
+from unskew.models import Architecture, architectures
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+C = typing.TypeVar("C", bound=type)
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(param,))
+def section(cls: C) -> C:
+    """Makes a class a part of the configuration: frozen, validated, unknown keys are errors."""
+    config = pydantic.ConfigDict(extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False)
+    made: Any = pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=config)(cls)
+    made.name = cls.__name__.lower()
+    return typing.cast("C", made)
+
+
+@section
+class Local(Component):
+    """How a client trains."""
+
+    epochs: int = param(1, ge=1, doc="passes over the client's data in a round")
+    steps: int | None = param(None, ge=1, doc="exactly so many batches instead of epochs")
+    batch: int = param(32, ge=1, doc="samples in a batch")
+    lr: float = param(0.05, gt=0, doc="learning rate of the first round")
+    lr_decay: float = param(1.0, gt=0, le=1, doc="factor on the learning rate after each round")
+    momentum: float = param(0.0, ge=0, lt=1, doc="momentum of SGD, fresh at every visit")
+    weight_decay: float = param(0.0, ge=0, doc="weight decay of SGD")
+    drop_last: bool = param(False, doc="drop a short last batch if the client has a full one")
+    shuffle: bool = param(True, doc="shuffle the client's samples in each epoch")
+    buffers: BufferPolicy = param("average", doc="BatchNorm statistics: averaged, kept at the client, or reset")
+
+    def settings(self) -> LocalSettings:
+        """What the local loop needs of it."""
+        return LocalSettings(
+            lr=self.lr, batch=self.batch, epochs=self.epochs, steps=self.steps, momentum=self.momentum,
+            weight_decay=self.weight_decay, drop_last=self.drop_last, shuffle=self.shuffle,
+        )  # fmt: skip
+
+
+@section
+class Evaluation(Component):
+    """What is measured, and when."""
+
+    every: int = param(1, ge=1, doc="rounds between tests of the global model (the last round is always tested)")
+    clients_every: int = param(0, ge=0, doc="rounds between tests at the clients; 0: after the last round only")
+    local_test: LocalTest = param("proportional", doc="clients' test sets: none, test samples in their label shares, or held out")
+    holdout: float = param(0.25, gt=0, lt=1, doc="share of a client's samples that `holdout` keeps for testing", source="FedAS")
+    max_clients: int = param(1000, ge=1, doc="at most so many clients are tested (a fixed random choice)")
+    validation: float = param(0.0, ge=0, lt=1, doc="share of the training samples held out to choose the best round")
+    last_k: int = param(10, ge=1, doc="rounds in the figure 'mean of the last k'")
+    batch: int = param(1000, ge=1, doc="samples in a test batch")
+
+
+@section
+class Execution(Component):
+    """How the work is done; nothing here changes a result."""
+
+    executor: Literal["serial", "pool"] = param("serial", doc="who does the clients' work")
+    workers: int = param(0, ge=0, doc="processes of the pool; 0: one per core")
+    threads: int = param(1, ge=1, doc="threads of each process; the same number gives the same bits")
+    checkpoint_every: int = param(10, ge=1, doc="rounds between checkpoints")
+    state_memory: int = param(1024, ge=1, doc="MiB of client state kept in memory; the rest is paged to disk")
+
+
+@section
+class Run(Component):
+    """Everything about a run."""
+
+    method: Method = param(methods.build("fedavg"), doc="the method")
+    data: Source = param(sources.build("digits"), doc="the data set")
+    model: Architecture | None = param(None, doc="the model; default: one that fits the data's shape")
+    split: Split = param(splits.build("dirichlet:0.1"), doc="how the data are dealt to the clients")
+    split_seed: int | None = param(None, ge=0, lt=2**32, doc="seed of the split alone; default: from the run's seed")
+    pool_test: bool = param(False, doc="deal training and test samples to the clients together (FedAS)")
+    augment: Augment = param(transforms.build("none"), doc="augmentation of training batches")
+    clients: int | None = param(None, ge=1, doc="number of clients; default: what the split says, else 20")
+    sample: float = param(1.0, gt=0, le=1, doc="share of the clients that take part in a round")
+    dropout: float = param(0.0, ge=0, lt=1, doc="probability that a sampled client fails to reply")
+    rounds: int = param(20, ge=1, doc="communication rounds")
+    seed: int = param(0, ge=0, lt=2**63, doc="fixes everything random")
+    local: Local = param(Local(), doc="local training")
+    evaluation: Evaluation = param(Evaluation(), doc="evaluation")
+    execution: Execution = param(Execution(), doc="execution")
+    plugins: tuple[str, ...] = param((), doc="Python files or modules to import first, for what they register")
+
+    @property
+    def hash(self) -> str:
+        """Names the run: equal for runs that must give equal results."""
+        table = to_table(self)
+        for key in ("execution", "name"):
+            table.pop(key)
+        return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:12]
+
+    def resolved(self, data: Dataset) -> Run:
+        """The run with what depends on the data filled in: the number of clients and the model."""
+        clients = self.clients or self.split.fixed_clients(data) or 20
+        return dataclasses.replace(self, clients=clients, model=self.model or default_model(data.shape))
+
+    @property
+    def title(self) -> str:
+        """A folder's name for this run."""
+        return f"{self.method.name}-{self.data.name}-{self.hash}"
+
+    def to_toml(self) -> str:
+        """The resolved run as a TOML file."""
+        table = to_table(self)
+        return tomli_w.dumps({key: _without_names(value) for key, value in table.items() if key != "name"})
+
+
+def default_model(shape: tuple[int, ...]) -> Architecture:
+    """A small model that fits: an MLP for flat inputs, cnn8 for tiny images, the FedAvg CNN for the rest."""
+    if len(shape) != 3:
+        return architectures.build("mlp")
+    return architectures.build("cnn8" if min(shape[1:]) < 16 else "fedavg_cnn")
+
+
+SECTIONS: dict[str, type[Component]] = {"local": Local, "evaluation": Evaluation, "execution": Execution}
+
+
+def _without_names(value: Any) -> Any:
+    """A section is named by its place in the file."""
+    if isinstance(value, dict) and value.get("name") in SECTIONS:
+        return {key: item for key, item in value.items() if key != "name"}
+    return value
+
+
+def from_table(table: Mapping[str, Any]) -> Run:
+    """A run from nested tables; unknown keys are errors that name the nearest ones."""
+    from unskew.plugins import load_plugin
+
+    for path in table.get("plugins", ()):
+        load_plugin(path)
+    registries: dict[str, Registry[Any]] = component_fields(Run)
+    names = [field.name for field in dataclasses.fields(Run)]
+    values: Table = {}
+    for key, value in table.items():
+        if key not in names:
+            raise InputError(f"a run has no option '{key}'; {nearest(key, names)}")
+        if key in SECTIONS:
+            values[key] = _section(key, value)
+        elif key in registries:
+            if not isinstance(value, (str, Mapping, Component)):
+                raise InputError(f"{key}: expected a name such as \"{next(iter(registries[key]))}\" or a table, got {value!r}")
+            values[key] = registries[key].build(value)
+        else:
+            values[key] = value
+    return construct(Run, values)
+
+
+def _section(key: str, value: Any) -> Component:
+    if isinstance(value, SECTIONS[key]):
+        return typing.cast("Component", value)
+    if not isinstance(value, Mapping):
+        raise InputError(f"{key}: expected a table of options, got {value!r}")
+    known = [field.name for field in dataclasses.fields(SECTIONS[key])]
+    for name in value:
+        if name not in known:
+            raise InputError(f"{key} has no option '{name}'; {nearest(name, known)}")
+    return construct(SECTIONS[key], dict(value))
+
+
+def read_file(path: Path) -> Table:
+    """The tables of a TOML run file."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"cannot read the run file {path}: {error.strerror or error}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not a valid TOML file: {error}") from None
+
+
+def override(table: Mapping[str, Any], path: str, value: Any) -> Table:
+    """The table with one value set by its path, such as `method.inner.mu`; text of a component is opened first."""
+    result = copy.deepcopy(dict(table))
+    place: Any = result
+    *above, last = path.split(".")
+    for depth, key in enumerate(above):
+        inside = place.get(key)
+        if isinstance(inside, str):
+            inside = parse(inside)
+        elif inside is None and depth == 0 and key in component_fields(Run):
+            inside = to_table(getattr(Run(), key))
+        if not isinstance(inside, dict):
+            inside = {} if inside is None else inside
+        if not isinstance(inside, dict):
+            raise InputError(f"cannot set '{path}': '{'.'.join(above[: depth + 1])}' is the value {inside!r}, not a table")
+        place[key] = inside
+        place = inside
+    place[last] = value
+    return result
+
+
+def read_assignment(text: str) -> tuple[str, Any]:
+    """`method.mu=0.1` as a path and a typed value; a value that is not TOML is taken as text."""
+    path, equals, value = text.partition("=")
+    if not equals or not path.strip():
+        raise InputError(f"--set expects path=value, such as method.mu=0.1, got '{text}'")
+    try:
+        return path.strip(), tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return path.strip(), value.strip()
+
+
+FLAGS = {
+    "method": "method", "data": "data", "model": "model", "split": "split", "clients": "clients", "sample": "sample",
+    "rounds": "rounds", "epochs": "local.epochs", "steps": "local.steps", "batch": "local.batch", "lr": "local.lr",
+    "lr_decay": "local.lr_decay", "momentum": "local.momentum", "weight_decay": "local.weight_decay",
+    "augment": "augment", "buffers": "local.buffers", "dropout": "dropout", "seed": "seed", "split_seed": "split_seed",
+    "eval_every": "evaluation.every", "clients_every": "evaluation.clients_every",
+    "local_test": "evaluation.local_test", "validation": "evaluation.validation", "executor": "execution.executor",
+    "workers": "execution.workers", "checkpoint_every": "execution.checkpoint_every",
+}  # fmt: skip
+"""The short names of options, on the command line and in Python; every other one is set by its path."""

@@ -1,0 +1,155 @@
+"""What a slot may use: everything a client or the server has at hand in one visit or round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from unskew.core import net, seeds
+from unskew.core.net import Forward, Mode, Names, Net
+from unskew.core.tree import Groups, Tree
+from unskew.models.base import Output
+
+if TYPE_CHECKING:
+    from unskew.core.terms import Term
+    from unskew.data.local import Batch, LocalData
+
+BufferPolicy = Literal["average", "local", "reset"]
+"""BatchNorm's buffers are averaged by the server, stay with the client, or start afresh at every visit."""
+
+
+@dataclass(frozen=True)
+class LocalSettings:
+    """How a client trains in this round; `lr` is already decayed."""
+
+    lr: float
+    batch: int
+    epochs: int = 1
+    steps: int | None = None
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    drop_last: bool = False
+    shuffle: bool = True
+
+
+class Diagnostics:
+    """Numbers noted during a visit for the record; methods never read them back. Kept as tensors: no synchronisation."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, tuple[Tensor | float, int]] = {}
+
+    def note(self, name: str, value: Tensor | float) -> None:
+        """Adds one observation to the mean kept under this name."""
+        total, count = self._sums.get(name, (0.0, 0))
+        self._sums[name] = (total + value, count + 1)
+
+    def means(self) -> dict[str, float]:
+        """The mean of each series."""
+        return {name: float(total) / count for name, (total, count) in self._sums.items()}
+
+
+@dataclass(frozen=True)
+class Context:
+    """What clients and the server share: passes, gradients, the start of the run, random streams."""
+
+    round: int
+    seed: int
+    num_classes: int
+    settings: LocalSettings
+    forward: Forward
+    names: Names
+    trainable: tuple[str, ...]
+    initial: Groups
+    """The run's initial model and buffers, the same for all: groups `model` and `buffers`."""
+    buffer_policy: BufferPolicy
+    diagnostics: Diagnostics = field(default_factory=Diagnostics)
+
+    def grad(self, loss: Callable[[Tree], Tensor], params: Tree, names: tuple[str, ...] | None = None) -> Tree:
+        """The gradient of `loss` at `params` for the trainable parameters, or for `names`."""
+        return net.gradient(loss, params, self.trainable if names is None else names)[0]
+
+    def value_and_grad(self, loss: Callable[[Tree], Tensor], params: Tree) -> tuple[Tree, Tensor]:
+        """The same with the loss, detached."""
+        return net.gradient(loss, params, self.trainable)
+
+
+@dataclass(frozen=True)
+class ClientContext(Context):
+    """A client's visit: the message it received, what it remembers, its own data, and its settings."""
+
+    client: int = -1
+    message: Groups = field(default_factory=dict)
+    state: Groups = field(default_factory=dict)
+    buffers: Tree = field(default_factory=dict)
+    """The working copy of BatchNorm's statistics; passes in mode `train` update it."""
+    data: LocalData = None  # type: ignore[assignment]
+    has_batchnorm: bool = False
+    terms: tuple[Term, ...] = ()
+    """Loss terms that a wrapper adds to the method inside it."""
+
+    def rng(self, purpose: str) -> torch.Generator:
+        """A stream of this run, round and client for this purpose."""
+        return seeds.generator(self.seed, purpose, self.round, self.client)
+
+    @property
+    def counts(self) -> Tensor:
+        """Samples of each class at this client, [C] int64."""
+        return self.data.counts
+
+    @property
+    def num_samples(self) -> int:
+        """Training samples of this client."""
+        return len(self.data)
+
+    @property
+    def num_steps(self) -> int:
+        """Optimiser steps that local training takes: only batches that can be used count."""
+        return self.data.num_steps(self.settings, self.has_batchnorm)
+
+    def batches(self, epochs: int | None = None, purpose: str = "batches") -> Iterator[Batch]:
+        """The visit's training batches: shuffled and augmented from streams that no method can disturb."""
+        settings = self.settings if epochs is None else replace(self.settings, epochs=epochs, steps=None)
+        order, noise = self.rng(purpose), self.rng(f"{purpose}/augment")
+        return self.data.batches(settings, order, noise, skip_single=self.has_batchnorm)
+
+    def passes(self, batch: int = 500) -> Iterator[Batch]:
+        """All samples once, in order, not augmented: for statistics such as prototypes."""
+        return self.data.passes(batch)
+
+    def with_forward(self, forward: Forward) -> ClientContext:
+        """The same visit with another forward pass (a wrapper's way to change how gradients travel)."""
+        return replace(self, forward=forward)
+
+    def with_terms(self, terms: tuple[Term, ...]) -> ClientContext:
+        """The same visit with more loss terms."""
+        return replace(self, terms=(*self.terms, *terms)) if terms else self
+
+
+@dataclass(frozen=True)
+class ServerContext(Context):
+    """A round at the server: which clients take part, and how many there are."""
+
+    num_clients: int = 0
+    cohort: tuple[int, ...] = ()
+    """This round's clients."""
+    buffers: Tree = field(default_factory=dict)
+    has_batchnorm: bool = False
+
+    def rng(self, purpose: str) -> torch.Generator:
+        """A stream of this run and round for this purpose."""
+        return seeds.generator(self.seed, f"server/{purpose}", self.round)
+
+
+def bound_forward(network: Net, own: Tree, policy: BufferPolicy) -> Forward:
+    """The plain forward pass of a context: the worker's module with the context's buffers."""
+
+    def forward(params: Tree, x: Tensor, mode: Mode = "train", buffers: Tree | None = None) -> Output:
+        if mode == "eval" and policy == "reset":
+            mode = "batch"  # statistics start afresh at every visit, so running ones mean nothing
+        return network(params, own if buffers is None else buffers, x, mode)
+
+    return forward

@@ -1,0 +1,126 @@
+"""How the server merges one group of the replies: each is fed reply by reply, in the sampled order, and keeps sums only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from unskew.core.tree import Tree
+
+if TYPE_CHECKING:
+    from unskew.core.context import ServerContext
+
+
+class Reducer(Protocol):
+    """Merges one group of the replies of a round."""
+
+    def add(self, value: Tree, weight: float, client: int) -> None:
+        """Takes in one client's tree."""
+
+    def result(self) -> Any:
+        """The merged value; an empty tree if no client replied."""
+
+
+Reducers = Mapping[str, Any]
+"""Name of the merged value → reducer of the group of that name, or (group, reducer) to read another group."""
+
+
+class mean:  # noqa: N801 - reads as a word in a method's declaration
+    """The weighted mean over the clients that sent the name."""
+
+    def __init__(self, s: ServerContext) -> None:
+        self._sum: Tree = {}
+        self._weight: dict[str, float] = {}
+
+    def add(self, value: Tree, weight: float, client: int) -> None:
+        """Takes in one client's tree."""
+        for name, tensor in value.items():
+            if name in self._sum:
+                self._sum[name].add_(tensor, alpha=weight)
+            else:
+                self._sum[name] = tensor * weight
+            self._weight[name] = self._weight.get(name, 0.0) + weight
+
+    def result(self) -> Tree:
+        """The sum divided by the weights; names with no weight at all are left out."""
+        return {name: total / self._weight[name] for name, total in self._sum.items() if self._weight[name] > 0}
+
+
+class total:  # noqa: N801
+    """The plain sum, each client counting once."""
+
+    def __init__(self, s: ServerContext) -> None:
+        self._sum: Tree = {}
+
+    def add(self, value: Tree, weight: float, client: int) -> None:
+        """Takes in one client's tree."""
+        for name, tensor in value.items():
+            self._sum[name] = self._sum[name].add_(tensor) if name in self._sum else tensor.clone()
+
+    def result(self) -> Tree:
+        """The sum."""
+        return self._sum
+
+
+class mean_over_all_clients(total):  # noqa: N801
+    """The sum over the round's clients divided by the number of all clients: absent ones count as zero."""
+
+    def __init__(self, s: ServerContext) -> None:
+        super().__init__(s)
+        self._clients = s.num_clients
+
+    def result(self) -> Tree:
+        """The sum over all clients."""
+        return {name: value / self._clients for name, value in self._sum.items()}
+
+
+class buffers(mean):  # noqa: N801
+    """BatchNorm's statistics: floating ones by weighted mean, counters by maximum (sheet 0.1.1)."""
+
+    def __init__(self, s: ServerContext) -> None:
+        super().__init__(s)
+        self._largest: Tree = {}
+
+    def add(self, value: Tree, weight: float, client: int) -> None:
+        """Takes in one client's buffers."""
+        for name, tensor in value.items():
+            if not tensor.is_floating_point():
+                self._largest[name] = torch.maximum(self._largest.get(name, tensor), tensor)
+        super().add({name: tensor for name, tensor in value.items() if tensor.is_floating_point()}, weight, client)
+
+    def result(self) -> Tree:
+        """Means and maxima together."""
+        return {**super().result(), **self._largest}
+
+
+class concat:  # noqa: N801
+    """Tensors of all clients joined along the first dimension: condensed data, replies of different size."""
+
+    def __init__(self, s: ServerContext) -> None:
+        self._parts: dict[str, list[torch.Tensor]] = {}
+
+    def add(self, value: Tree, weight: float, client: int) -> None:
+        """Takes in one client's tree."""
+        for name, tensor in value.items():
+            self._parts.setdefault(name, []).append(tensor)
+
+    def result(self) -> Tree:
+        """The joined tensors, clients in the sampled order."""
+        return {name: torch.cat(parts) for name, parts in self._parts.items()}
+
+
+class per_client:  # noqa: N801
+    """Every client's tree and weight, kept apart: for methods that compare or combine clients one by one."""
+
+    def __init__(self, s: ServerContext) -> None:
+        self._replies: dict[int, tuple[Tree, float]] = {}
+
+    def add(self, value: Tree, weight: float, client: int) -> None:
+        """Takes in one client's tree."""
+        self._replies[client] = (value, weight)
+
+    def result(self) -> dict[int, tuple[Tree, float]]:
+        """Client → (tree, weight), in the sampled order."""
+        return self._replies

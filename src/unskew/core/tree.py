@@ -1,0 +1,113 @@
+"""Arithmetic on trees: flat dictionaries from parameter names to tensors.
+
+Plain tensor operations, one per name: they run under `vmap` and autograd alike, and on a CPU `_foreach` gains
+nothing here (measured 7.2 against 8.4 µs for four tensors); the in-place local loop does use `_foreach`.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+Tree = dict[str, Tensor]
+Groups = dict[str, Tree]
+"""Named groups of trees: a message, a reply, a server's or a client's state."""
+
+log = logging.getLogger(__name__)
+
+
+@functools.cache
+def _say_unshared(left: tuple[str, ...], right: tuple[str, ...]) -> None:
+    log.warning("trees do not hold the same names; only on one side: %s", sorted(set(left) ^ set(right)))
+
+
+def _shared(a: Tree, b: Tree) -> Iterable[str]:
+    if a.keys() == b.keys():
+        return a
+    _say_unshared(tuple(a), tuple(b))
+    return [name for name in a if name in b]
+
+
+def add(a: Tree, b: Tree) -> Tree:
+    """a + b on the names both hold."""
+    return {name: a[name] + b[name] for name in _shared(a, b)}
+
+
+def sub(a: Tree, b: Tree) -> Tree:
+    """a - b on the names both hold."""
+    return {name: a[name] - b[name] for name in _shared(a, b)}
+
+
+def scale(a: Tree, factor: float | Tensor) -> Tree:
+    """factor * a."""
+    return {name: value * factor for name, value in a.items()}
+
+
+def add_scaled(a: Tree, b: Tree, factor: float | Tensor) -> Tree:
+    """a + factor * b on the names both hold."""
+    return {name: a[name] + factor * b[name] for name in _shared(a, b)}
+
+
+def lerp(a: Tree, b: Tree, share: float | Tensor) -> Tree:
+    """(1 - share) * a + share * b on the names both hold."""
+    return {name: a[name] + share * (b[name] - a[name]) for name in _shared(a, b)}
+
+
+def dot(a: Tree, b: Tree) -> Tensor:
+    """The inner product over all names both hold."""
+    return _total([(a[name] * b[name]).sum() for name in _shared(a, b)])
+
+
+def sqnorm(a: Tree) -> Tensor:
+    """The squared L2 norm of all entries together."""
+    return _total([value.square().sum() for value in a.values()])
+
+
+def norm(a: Tree) -> Tensor:
+    """The L2 norm of all entries together."""
+    return sqnorm(a).sqrt()
+
+
+def _total(parts: list[Tensor]) -> Tensor:
+    return torch.stack(parts).sum() if parts else torch.zeros(())
+
+
+def zeros_like(a: Tree) -> Tree:
+    """A tree of zeros with the same names, shapes and types."""
+    return {name: torch.zeros_like(value) for name, value in a.items()}
+
+
+def copy(a: Tree) -> Tree:
+    """A tree whose tensors are free to be changed."""
+    return {name: value.detach().clone() for name, value in a.items()}
+
+
+def select(a: Tree, names: Iterable[str]) -> Tree:
+    """The part of a tree under these names, in the tree's own order."""
+    wanted = set(names)
+    return {name: value for name, value in a.items() if name in wanted}
+
+
+def without(a: Tree, names: Iterable[str]) -> Tree:
+    """The part of a tree outside these names."""
+    unwanted = set(names)
+    return {name: value for name, value in a.items() if name not in unwanted}
+
+
+def all_finite(groups: Groups) -> bool:
+    """Whether no floating entry of any group is NaN or infinite."""
+    return all(
+        bool(torch.isfinite(value).all())
+        for tree in groups.values()
+        for value in tree.values()
+        if value.is_floating_point()
+    )
+
+
+def nbytes(groups: Groups) -> int:
+    """How many bytes the tensors of these groups take on the wire."""
+    return sum(value.numel() * value.element_size() for tree in groups.values() for value in tree.values())

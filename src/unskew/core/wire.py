@@ -1,0 +1,96 @@
+"""Groups of tensors as bytes: safetensors, with the order of names kept, so sums stay equal to the last bit."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+
+from unskew.core.tree import Groups, Tree
+from unskew.errors import InputError
+
+_KEY = "unskew"
+
+
+def encode(groups: Groups, notes: dict[str, Any] | None = None) -> bytes:
+    """The bytes of these groups, with a few plain values beside them; equal input gives equal bytes."""
+    flat: Tree = {}
+    owners: set[int] = set()
+    for group, tree in groups.items():
+        for name, value in tree.items():
+            plain = value.detach().contiguous()
+            # two names may share one memory (tied weights, views); safetensors wants each to own its own
+            flat[f"{group}/{name}"] = plain.clone() if plain.untyped_storage().data_ptr() in owners else plain
+            owners.add(plain.untyped_storage().data_ptr())
+    order = {group: list(tree) for group, tree in groups.items()}
+    # one key only: safetensors writes several in random order
+    return safetensors.torch.save(flat, metadata={_KEY: json.dumps({"order": order, "notes": notes or {}})})
+
+
+def decode(data: bytes) -> Groups:
+    """The groups that these bytes hold, names in the order they had."""
+    tensors = safetensors.torch.load(data)
+    order = _header(data)["order"]
+    return {group: {name: tensors[f"{group}/{name}"] for name in names} for group, names in order.items()}
+
+
+def notes(data: bytes) -> dict[str, Any]:
+    """The plain values beside the groups."""
+    found: dict[str, Any] = _header(data)["notes"]
+    return found
+
+
+def _header(data: bytes) -> dict[str, Any]:
+    length = int.from_bytes(data[:8], "little")
+    header: dict[str, Any] = json.loads(json.loads(data[8 : 8 + length])["__metadata__"][_KEY])
+    return header
+
+
+def write_certified(folder: Path, stem: str, data: bytes, *, sync: bool = True) -> str:
+    """Writes a file whose name ends in its own checksum, appearing whole or not at all; gives the name."""
+    name = f"{stem}.{hashlib.sha256(data).hexdigest()[:16]}.safetensors"
+    write_atomic(folder / name, data, sync=sync)
+    return name
+
+
+def read_certified(path: Path) -> bytes:
+    """The bytes of such a file; an error if they do not match its name."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from None
+    if hashlib.sha256(data).hexdigest()[:16] != path.name.split(".")[-2]:
+        raise InputError(f"{path} is damaged: its checksum does not match its name")
+    return data
+
+
+def write_atomic(path: Path, data: bytes, *, sync: bool = True) -> None:
+    """Writes to a new file, syncs it, then renames it to `path`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        with part.open("wb") as file:
+            file.write(data)
+            file.flush()
+            if sync:
+                os.fsync(file.fileno())
+        part.replace(path)
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise
+    if sync:
+        sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes a rename in this folder survive a power cut."""
+    if hasattr(os, "O_DIRECTORY"):
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

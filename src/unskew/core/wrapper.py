@@ -1,0 +1,115 @@
+"""A wrapper is a method with a method inside it; every slot it does not change is the inner method's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pydantic
+from torch import Tensor
+
+from unskew.core.context import ClientContext, ServerContext
+from unskew.core.method import Method
+from unskew.core.registry import param
+from unskew.core.terms import Term
+from unskew.core.tree import Groups, Tree
+from unskew.data.local import Batch
+from unskew.models.base import Output
+
+
+def _forwarded(name: str) -> Any:
+    return property(lambda self: getattr(self.inner, name), doc=f"The inner method's `{name}`.")
+
+
+@pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=pydantic.ConfigDict(extra="forbid"))
+class Wrapper(Method):
+    """Forwards every slot to `inner`; its own `terms` reach the inner method's loss through the context."""
+
+    inner: Method = param(doc="the method inside")
+
+    personal = _forwarded("personal")
+    frozen = _forwarded("frozen")
+    output = _forwarded("output")
+    buffer_policy = _forwarded("buffer_policy")
+    stackable = _forwarded("stackable")
+    reducers = _forwarded("reducers")
+    survey_reducers = _forwarded("survey_reducers")
+
+    def init(self, s: ServerContext) -> Groups:
+        """The inner method's."""
+        return self.inner.init(s)
+
+    def download(self, s: ServerContext, server: Groups, client: int) -> Groups:
+        """The inner method's."""
+        return self.inner.download(s, server, client)
+
+    def digest(self, s: ServerContext, server: Groups, surveyed: Groups) -> Groups:
+        """The inner method's."""
+        return self.inner.digest(s, server, surveyed)
+
+    def brief(self, s: ServerContext, server: Groups, client: int) -> Groups:
+        """The inner method's."""
+        return self.inner.brief(s, server, client)
+
+    def update(self, s: ServerContext, server: Groups, merged: Groups) -> Groups:
+        """The inner method's."""
+        return self.inner.update(s, server, merged)
+
+    def publish(self, s: ServerContext, server: Groups) -> Groups:
+        """The inner method's."""
+        return self.inner.publish(s, server)
+
+    def init_client(self, c: ClientContext) -> Groups:
+        """The inner method's."""
+        return self.inner.init_client(c)
+
+    def survey(self, c: ClientContext) -> Groups:
+        """The inner method's."""
+        return self.inner.survey(c)
+
+    def prepare(self, c: ClientContext) -> ClientContext:
+        """The inner method's context, with this wrapper's terms."""
+        return self.inner.prepare(c.with_terms(self.terms))
+
+    def start(self, c: ClientContext) -> Tree:
+        """The inner method's."""
+        return self.inner.start(c)
+
+    def criterion(self, c: ClientContext, out: Output, batch: Batch) -> Tensor:
+        """The inner method's."""
+        return self.inner.criterion(c, out, batch)
+
+    def own_terms(self) -> tuple[Term, ...]:
+        """The inner method's."""
+        return self.inner.own_terms()
+
+    def loss(self, c: ClientContext, params: Tree, batch: Batch) -> Tensor:
+        """The inner method's."""
+        return self.inner.loss(c, params, batch)
+
+    def gradient(self, c: ClientContext, params: Tree, batch: Batch) -> Tree:
+        """The inner method's."""
+        return self.inner.gradient(c, params, batch)
+
+    def train(self, c: ClientContext, params: Tree) -> Tree:
+        """The inner method's."""
+        return self.inner.train(c, params)
+
+    def upload(self, c: ClientContext, params: Tree) -> Groups:
+        """The inner method's."""
+        return self.inner.upload(c, params)
+
+    def keep(self, c: ClientContext, params: Tree) -> Groups:
+        """The inner method's."""
+        return self.inner.keep(c, params)
+
+    def weight(self, c: ClientContext, params: Tree) -> float:
+        """The inner method's."""
+        return self.inner.weight(c, params)
+
+    def personalise(self, c: ClientContext) -> Tree:
+        """The inner method's."""
+        return self.inner.personalise(c)
+
+    def predict(self, c: ClientContext, params: Tree, x: Tensor) -> Tensor:
+        """The inner method's."""
+        return self.inner.predict(c, params, x)

@@ -1,0 +1,93 @@
+"""The data of all clients: one data set in memory, a partition of it, and each client's test set."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import torch
+
+from unskew.core import seeds
+from unskew.data import local_tests
+from unskew.data.dataset import Dataset, Samples
+from unskew.data.local import LocalData
+from unskew.data.partition import Ints, Partition
+from unskew.data.transforms import Augment
+from unskew.errors import InputError
+
+LocalTest = Literal["none", "proportional", "holdout"]
+"""A client's test set: none; test samples in its label proportions; or a share of its own samples, kept out of training."""
+
+_PLAIN = Augment()
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Who holds what. Clients are index lists; nothing is kept per client."""
+
+    dataset: Dataset
+    partition: Partition
+    augment: Augment
+    local_tests: LocalTest = "none"
+    test_share: float = 0.25
+    test_limit: int = 1000
+    seed: int = 0
+
+    def __len__(self) -> int:
+        return len(self.partition)
+
+    def train(self, client: int) -> LocalData:
+        """A client's training data."""
+        return self._view(self.dataset.train, self.train_indices(client), self.augment)
+
+    def local_test(self, client: int) -> LocalData:
+        """A client's own test data."""
+        if self.local_tests == "none":
+            raise InputError("this run has no local test sets; set evaluation.local_test to proportional or holdout")
+        if self.local_tests == "holdout":
+            return self._view(self.dataset.train, self._holdout(client)[1], _PLAIN)
+        counts = np.bincount(self.dataset.train.y.numpy()[self.partition[client]], minlength=self.dataset.num_classes)
+        chosen = local_tests.proportional(self.dataset.test.y.numpy(), counts, self.seed, client, self.test_limit)
+        return self._view(self.dataset.test, chosen, _PLAIN)
+
+    def common(self, kind: str, start: int, stop: int) -> LocalData:
+        """A part of the test set that all clients share, or of the validation set (kind `validate`)."""
+        samples = self.dataset.validation if kind == "validate" else self.dataset.test
+        assert samples is not None
+        return self._wrap(Samples(samples.x[start:stop], samples.y[start:stop]), _PLAIN)
+
+    def train_indices(self, client: int) -> Ints:
+        """Where a client's training samples lie in the data set."""
+        return self._holdout(client)[0] if self.local_tests == "holdout" else self.partition[client]
+
+    def _holdout(self, client: int) -> tuple[Ints, Ints]:
+        return local_tests.holdout(self.partition[client], self.seed, client, self.test_share)
+
+    def _view(self, samples: Samples, indices: Ints, augment: Augment) -> LocalData:
+        return self._wrap(samples.take(torch.tensor(indices)), augment)
+
+    def _wrap(self, samples: Samples, augment: Augment) -> LocalData:
+        return LocalData(samples, self.dataset.num_classes, self.dataset.mean, self.dataset.std, augment)
+
+
+def merged(dataset: Dataset) -> Dataset:
+    """Training and test samples in one pool, as FedAS splits them; the test set stays for global evaluation."""
+    groups = None
+    if dataset.groups is not None and dataset.test_groups is not None:
+        groups = torch.cat([dataset.groups, dataset.test_groups])
+    train = Samples(torch.cat([dataset.train.x, dataset.test.x]), torch.cat([dataset.train.y, dataset.test.y]))
+    return replace(dataset, train=train, groups=groups)
+
+
+def with_validation(dataset: Dataset, share: float, seed: int) -> Dataset:
+    """Holds a random share of the training samples out as validation data, unless the data set brings its own."""
+    if share == 0 or dataset.validation is not None:
+        return dataset
+    order = torch.randperm(len(dataset.train), generator=seeds.generator(seed, "validation"))
+    cut = max(1, int(share * len(order)))
+    held, left = order[:cut], order[cut:].sort().values
+    if len(left) == 0:
+        raise InputError(f"a validation share of {share} leaves no training samples; choose a smaller one")
+    groups = None if dataset.groups is None else dataset.groups[left]
+    return replace(dataset, train=dataset.train.take(left), validation=dataset.train.take(held), groups=groups)

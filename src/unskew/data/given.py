@@ -1,0 +1,23 @@
+"""Data that a Python program handed over."""
+
+from __future__ import annotations
+
+from unskew.core.registry import param
+from unskew.data.dataset import Dataset
+from unskew.data.files import Finder
+from unskew.data.source import Source, sources
+from unskew.errors import InputError
+
+
+@sources.register("given")
+class Given(Source):
+    """A `Dataset` that a Python program handed over; the record keeps its name only."""
+
+    kind: str = param("", doc="the data set's name, for the record")
+
+    def load(self, find: Finder) -> Dataset:
+        """There is nothing to load: the program must hand the data over again."""
+        raise InputError(
+            f"this run's data ({self.kind}) were handed over by a Python program; go on from there with "
+            "unskew.resume(folder, data=...)"
+        )

@@ -1,0 +1,176 @@
+"""Normalisation and seeded augmentation of whole batches.
+
+Random numbers are drawn for all samples at once, so that the result does not depend on how batches are cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from unskew.core.registry import Component, Registry, param
+from unskew.errors import InputError
+
+Scale = tuple[float, ...]
+
+
+def normalise(x: Tensor, mean: Scale, std: Scale) -> Tensor:
+    """(x / 255 - mean) / std per channel for uint8 images; float inputs stay as they are, as float32."""
+    if x.is_floating_point():
+        return x.to(torch.float32)
+    spread = torch.tensor(std, dtype=torch.float64, device=x.device)
+    scale, shift = 1 / (255 * spread), -torch.tensor(mean, dtype=torch.float64, device=x.device) / spread
+    return torch.mul(x, _per_channel(scale, x)).add_(_per_channel(shift, x))
+
+
+def _per_channel(values: Tensor, x: Tensor) -> Tensor:
+    return values.to(torch.float32).view(1, -1, *(1,) * (x.dim() - 2))
+
+
+@dataclass(frozen=True)
+class Draws:
+    """The random numbers of n samples, one row each: crop row and column, flip, cutout row and column."""
+
+    numbers: Tensor
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, index: Tensor | slice) -> Draws:
+        return Draws(self.numbers[index])
+
+    def slice(self, start: int, stop: int) -> Draws:
+        """The rows start..stop-1."""
+        return self[start:stop]
+
+
+class Transform(Component):
+    """How training images are varied."""
+
+    def draw(self, n: int, shape: tuple[int, ...], rng: torch.Generator) -> Draws:
+        """All random numbers for n samples of this shape."""
+        raise TypeError(f"{type(self).__name__} must define draw(n, shape, rng)")
+
+    def apply(self, x: Tensor, draws: Draws, mean: Scale, std: Scale) -> Tensor:
+        """The varied and normalised samples, float32."""
+        raise TypeError(f"{type(self).__name__} must define apply(x, draws, mean, std)")
+
+
+transforms: Registry[Transform] = Registry("augmentation", Transform)
+
+
+def transform(spec: str | Mapping[str, Any] | Transform | None) -> Transform:
+    """A transform from text, a table or itself; None and `none` vary nothing."""
+    if spec is None or (isinstance(spec, str) and spec.strip().lower() == "none"):
+        return Unvaried()
+    return transforms.build(spec)
+
+
+@transforms.register("augment")
+class Augment(Transform):
+    """Any combination of random crop, horizontal flip and cutout."""
+
+    crop: int = param(0, ge=0, doc="padding in pixels before a random crop back to the image's size; 0: no crop")
+    pad_mode: Literal["zeros", "reflect"] = param("zeros", doc="what the padding holds: black pixels or mirrored ones")
+    flip: bool = param(False, doc="mirror left and right with probability 1/2")
+    cutout: int = param(0, ge=0, doc="side of a square set to 0 after normalisation; 0: none")
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether it varies nothing, so that `apply` only normalises."""
+        return not (self.crop or self.flip or self.cutout)
+
+    def draw(self, n: int, shape: tuple[int, ...], rng: torch.Generator) -> Draws:
+        """All random numbers for n samples of this shape."""
+        numbers = torch.zeros(n, 5, dtype=torch.int64)
+        if self.is_identity:
+            return Draws(numbers)
+        self._check(shape)
+        if self.crop:
+            numbers[:, :2] = torch.randint(2 * self.crop + 1, (n, 2), generator=rng, device=rng.device)
+        if self.flip:
+            numbers[:, 2] = torch.randint(2, (n,), generator=rng, device=rng.device)
+        if self.cutout:
+            numbers[:, 3] = torch.randint(shape[1], (n,), generator=rng, device=rng.device)
+            numbers[:, 4] = torch.randint(shape[2], (n,), generator=rng, device=rng.device)
+        return Draws(numbers)
+
+    def apply(self, x: Tensor, draws: Draws, mean: Scale, std: Scale) -> Tensor:
+        """Crop, flip, normalise, cut out; the input is not changed."""
+        top, left, flip, row, column = draws.numbers.to(x.device).unbind(1)
+        if self.crop:
+            x = _crop(x, top, left, self.crop, self.pad_mode)
+        if self.flip:
+            x = torch.where(flip.bool().view(-1, 1, 1, 1), x.flip(-1), x)
+        x = normalise(x, mean, std)
+        if self.cutout:
+            rows, columns = _covered(row, x.shape[2], self.cutout), _covered(column, x.shape[3], self.cutout)
+            x = x.masked_fill(rows[:, None, :, None] & columns[:, None, None, :], 0.0)
+        return x
+
+    def _check(self, shape: tuple[int, ...]) -> None:
+        if len(shape) != 3:
+            raise InputError(f"{self}: expected images (channels, height, width), got shape {shape}; use none")
+        if self.pad_mode == "reflect" and self.crop >= min(shape[1:]):
+            raise InputError(f"{self}: a mirrored padding of {self.crop} needs larger images than {shape}; lower crop")
+
+
+def _crop(x: Tensor, top: Tensor, left: Tensor, padding: int, mode: str) -> Tensor:
+    height, width = x.shape[2:]
+    if mode == "reflect":
+        rows, columns = (_mirrored(length, padding, x.device) for length in (height, width))
+        padded = x.index_select(2, rows).index_select(3, columns)
+    else:
+        padded = torch.nn.functional.pad(x, (padding,) * 4)
+    windows = padded.unfold(2, height, 1).unfold(3, width, 1)
+    return windows[torch.arange(len(x), device=x.device), :, top, left]
+
+
+def _mirrored(length: int, padding: int, device: torch.device) -> Tensor:
+    """Positions -padding..length+padding-1 folded back into 0..length-1 without repeating the edge."""
+    position = torch.arange(-padding, length + padding, device=device).abs()
+    return length - 1 - (length - 1 - position).abs()
+
+
+def _covered(centre: Tensor, length: int, side: int) -> Tensor:
+    """Per sample, the positions of 0..length-1 inside a stretch of `side` around the centre."""
+    offset = torch.arange(length, device=centre.device) - (centre[:, None] - side // 2)
+    return (offset >= 0) & (offset < side)
+
+
+@transforms.register("none")
+class Unvaried(Augment):
+    """Normalisation only."""
+
+
+@transforms.register("flip")
+class Flip(Augment):
+    """Horizontal flip."""
+
+    flip: bool = param(True, doc="mirror left and right with probability 1/2", source="FedSOL, Path- and TissueMNIST")
+
+
+@transforms.register("crop_flip")
+class CropFlip(Augment):
+    """Crop with a black padding of 4, and flip."""
+
+    crop: int = param(4, ge=0, doc="padding in pixels before a random crop", source="FedBlade; FedSOL on SVHN")
+    flip: bool = param(True, doc="mirror left and right with probability 1/2", source="FedBlade; FedSOL on SVHN")
+
+
+@transforms.register("fedsol_cinic")
+class FedSolCinic(CropFlip):
+    """Crop with a mirrored padding of 4, and flip."""
+
+    pad_mode: Literal["zeros", "reflect"] = param("reflect", doc="what the padding holds", source="FedSOL, CINIC-10")
+
+
+@transforms.register("fedsol_cifar")
+class FedSolCifar(CropFlip):
+    """Crop with a black padding of 4, flip, and a cutout of 16; FedSOL uses it for CIFAR-10 and MNIST."""
+
+    cutout: int = param(16, ge=0, doc="side of a square set to 0 after normalisation", source="FedSOL, CIFAR-10")

@@ -1,0 +1,350 @@
+"""From a `Run` to its results: builds the parts, plays the rounds, keeps the folder."""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+
+from unskew.config import Execution, Run
+from unskew.core import checkpoint, seeds, wire
+from unskew.core.jobs import Executor
+from unskew.core.net import Net
+from unskew.core.registry import construct
+from unskew.core.rounds import Round, rounds
+from unskew.core.store import StateStore
+from unskew.core.task import Task
+from unskew.core.tree import Groups
+from unskew.data import load
+from unskew.data.dataset import Dataset
+from unskew.data.federation import Federation, merged, with_validation
+from unskew.data.download import Progress
+from unskew.data.partition import Partition
+from unskew.errors import InputError
+from unskew.executors.pool import Pool
+from unskew.executors.serial import Serial
+from unskew.metrics import summaries
+from unskew.metrics.evaluate import evaluate_clients, evaluate_global
+from unskew.models import Architecture, Model
+from unskew.results import Row, RunFolder
+
+log = logging.getLogger(__name__)
+Watch = Callable[[Row], None]
+"""Is told of every finished round; it may look and must not change anything."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of a run."""
+
+    run: Run
+    summary: Row
+    rounds: list[Row]
+    server: Groups
+    folder: Path | None
+    _build: Callable[[], Model] = field(repr=False)
+
+    @property
+    def accuracy(self) -> float:
+        """The global model's accuracy after the last round; a personal method's pooled accuracy over clients."""
+        return float(self.summary["accuracy"]["last"])
+
+    def model(self) -> Model:
+        """The final global model, ready to use."""
+        model = self._build()
+        model.load_state_dict({**self.server["model"], **self.server["buffers"]})
+        return model.eval()
+
+
+def run(
+    config: Run,
+    out: Path | str | None = None,
+    *,
+    data_dir: Path | None = None,
+    dataset: Dataset | None = None,
+    watch: Watch | None = None,
+    download: Progress | None = None,
+) -> Result:
+    """Plays a run from its start; with `out` it leaves a run folder that can be resumed."""
+    data = prepare_data(config, data_dir, dataset, download)
+    config = config.resolved(data)
+    partition = cut(config, data)
+    task = make_task(config, data, partition)
+    folder = RunFolder.create(Path(out), config) if out is not None else None
+    if folder is not None:
+        partition.save(folder.split)
+    return _Play(config, task, folder, watch).play()
+
+
+def resume(
+    path: Path | str,
+    *,
+    data_dir: Path | None = None,
+    dataset: Dataset | None = None,
+    watch: Watch | None = None,
+    executor: str | None = None,
+    model: Architecture | None = None,
+) -> Result:
+    """Continues an interrupted run bit for bit from its newest whole checkpoint."""
+    folder, config = RunFolder.open(Path(path))
+    if model is not None:
+        config = replace(config, model=model)
+    if executor is not None:
+        config = replace(config, execution=construct(Execution, {**vars(config.execution), "executor": executor}))
+    data = prepare_data(config, data_dir, dataset, None)
+    if folder.split.exists():
+        partition = Partition.load(folder.split)
+        if partition.data != data.fingerprint():
+            raise InputError(f"{folder.split} was made for other data than '{config.data}' gives now; restore the data files")
+    else:
+        partition = cut(config, data)
+        partition.save(folder.split)
+    folder.mend()
+    return _Play(config, make_task(config, data, partition), folder, watch).play()
+
+
+def prepare_data(
+    config: Run, data_dir: Path | None = None, dataset: Dataset | None = None, download: Progress | None = None
+) -> Dataset:
+    """The run's data set, with its validation part held out."""
+    data = dataset if dataset is not None else load(config.data, data_dir, download)
+    data = merged(data) if config.pool_test else data
+    return with_validation(data, config.evaluation.validation, split_seed(config))
+
+
+def split_seed(config: Run) -> int:
+    """The seed of the partition: its own if given, else from the run's."""
+    return config.split_seed if config.split_seed is not None else seeds.number(config.seed, "split") % 2**32
+
+
+def cut(config: Run, data: Dataset) -> Partition:
+    """The run's partition."""
+    clients = config.resolved(data).clients
+    assert clients is not None
+    return config.split.cut(data, clients, split_seed(config))
+
+
+def make_task(config: Run, data: Dataset, partition: Partition) -> Task:
+    """Everything about the run that stays the same from round to round."""
+    build = model_builder(config, data)
+    net = Net(build())
+    params, buffers = net.trees()
+    method, evaluation = config.method, config.evaluation
+    return Task(
+        method=method,
+        federation=Federation(
+            data, partition, config.augment, evaluation.local_test, evaluation.holdout, seed=split_seed(config)
+        ),
+        net=net,
+        initial={"model": params, "buffers": buffers},
+        seed=config.seed,
+        local=config.local.settings(),
+        lr_decay=config.local.lr_decay,
+        buffer_policy=method.buffer_policy or config.local.buffers,
+        # 1e-9: 0.29 * 100 is 28.999… in binary
+        cohort_size=max(1, int(config.sample * len(partition) + 1e-9)),
+        dropout=config.dropout,
+        eval_batch=evaluation.batch,
+    )
+
+
+def model_builder(config: Run, data: Dataset) -> Callable[[], Model]:
+    """Makes the run's initial model; its weights depend on the seed alone."""
+
+    def build() -> Model:
+        with seeds.global_generator_restored():
+            seeds.seed_layers(config.seed, "model")
+            model = config.resolved(data).model
+            assert model is not None
+            return model.build(data.shape, data.num_classes)
+
+    return build
+
+
+def make_executor(config: Run, task: Task) -> Executor:
+    """Who does the clients' work."""
+    if config.execution.executor == "pool":
+        workers = config.execution.workers or min(os.cpu_count() or 1, task.cohort_size)
+        return Pool(task, workers, config.execution.threads)
+    return Serial(task)
+
+
+@contextmanager
+def _steady(threads: int) -> Iterator[None]:
+    """A fixed number of threads, without which sums round differently; everything is put back afterwards."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with seeds.global_generator_restored():
+            yield
+    finally:
+        torch.set_num_threads(before)
+
+
+class _Play:
+    """One run being played: rounds, evaluation, rows, checkpoints."""
+
+    def __init__(self, config: Run, task: Task, folder: RunFolder | None, watch: Watch | None) -> None:
+        self.config, self.task, self.folder, self.watch = config, task, folder, watch
+        self._scratch = None if folder else tempfile.TemporaryDirectory(prefix="unskew-")
+        states = folder.checkpoints if folder else Path(self._scratch.name)  # type: ignore[union-attr]
+        self.store = StateStore(states, config.execution.state_memory << 20)
+        self.known: dict[int, Row] = folder.rounds() if folder else {}
+        self.known_clients = {_key(row): row for row in folder.client_rows()} if folder else {}
+        self.rows: dict[int, Row] = {}
+        self.saved = 0
+
+    def play(self) -> Result:
+        with _steady(self.config.execution.threads):
+            executor = make_executor(self.config, self.task)
+            try:
+                server = self._play(executor)
+                return self._finish(server)
+            finally:
+                executor.close()
+                if self._scratch:
+                    self._scratch.cleanup()
+
+    def _play(self, executor: Executor) -> Groups:
+        server, done = self._begin(executor)
+        last = self.config.rounds
+        current = Round(done, server, {})
+        try:
+            for current in rounds(self.task, executor, self.store, server, done + 1, last):
+                self._record(current, executor)
+                if current.number % self.config.execution.checkpoint_every == 0 or current.number == last:
+                    self._save(current)
+        except (KeyboardInterrupt, InputError):
+            # the finished rounds are worth keeping; a half-played one is played again
+            if self.folder and current.number > self.saved and current.number in self.rows:
+                self._save(current)
+            raise
+        return current.server
+
+    def _begin(self, executor: Executor) -> tuple[Groups, int]:
+        found = checkpoint.load_newest(self.folder.checkpoints, self.config.hash) if self.folder else None
+        if found is not None:
+            self.store.restore(found.states)
+            self.rows = {number: row for number, row in self.known.items() if number <= found.round}
+            self.saved = found.round
+            log.info("going on after round %d", found.round)
+            return found.server, found.round
+        server = self.task.method.init(self.task.server_context(0))
+        self._record(Round(0, server, {"round": 0}), executor)
+        return server, 0
+
+    def _record(self, done: Round, executor: Executor) -> None:
+        row = done.record
+        began = time.perf_counter()
+        figures, client_rows = self._evaluate(done, executor)
+        row |= figures
+        row.setdefault("seconds", {})["evaluate"] = time.perf_counter() - began
+        self.rows[done.number] = row
+        if self.folder:
+            if not _same(self.known.get(done.number), row):
+                self.folder.append("rounds.jsonl", [row])
+            fresh = [r for r in (*done.clients, *client_rows) if not _same(self.known_clients.get(_key(r)), r)]
+            self.folder.append("clients.jsonl", fresh)
+        if self.watch:
+            self.watch(row)
+
+    def _evaluate(self, done: Round, executor: Executor) -> tuple[Row, list[Row]]:
+        wanted, number, method = self.config.evaluation, done.number, self.task.method
+        final = number == self.config.rounds
+        figures: Row = {}
+        client_rows: list[Row] = []
+        if method.output != "personal" and (final or number % wanted.every == 0):
+            figures |= evaluate_global(self.task, executor, done.server, number)
+            if self.task.federation.dataset.validation is not None:
+                figures["validation"] = evaluate_global(self.task, executor, done.server, number, "validate")["accuracy"]
+        often = wanted.clients_every or (wanted.every if method.output != "global" else 0)
+        if wanted.local_test != "none" and (final or (often and number % often == 0)):
+            arguments = (self.task, executor, self.store, done.server, number, wanted.max_clients)
+            figures["personal"], client_rows = evaluate_clients(*arguments)
+        return figures, client_rows
+
+    def _save(self, current: Round) -> None:
+        if not self.folder:
+            return
+        try:
+            self.folder.sync()
+            checkpoint.save(self.folder.checkpoints, self.config.hash, current.number, current.server, self.store)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise InputError(
+                f"cannot write a checkpoint into {self.folder.checkpoints}: {reason}; "
+                f"make room, then 'unskew resume {self.folder.path}' goes on after round {self.saved}"
+            ) from None
+        self.saved = current.number
+
+    def _finish(self, server: Groups) -> Result:
+        summary = summarise(self.config, self.task, list(self.rows.values()))
+        if self.folder:
+            published = self.task.method.publish(self.task.server_context(self.config.rounds), server)
+            about = {"run": self.config.hash, "method": str(self.config.method), "model": str(self.config.model)}
+            self.folder.write_model(wire.encode(published, about))
+            self.folder.write_summary(summary)
+        path = self.folder.path if self.folder else None
+        build = model_builder(self.config, self.task.federation.dataset)
+        return Result(self.config, summary, list(self.rows.values()), server, path, build)
+
+
+def _same(old: Row | None, new: Row) -> bool:
+    """Whether a row says the same as one that is there, times aside."""
+    return old is not None and {**old, "seconds": 0} == {**new, "seconds": 0}
+
+
+def _key(row: Row) -> tuple[int, int, bool]:
+    return row["round"], row["client"], "accuracy" in row
+
+
+def summarise(config: Run, task: Task, rows: list[Row]) -> Row:
+    """The figures of a finished run."""
+    played = [row for row in rows if row["round"] > 0]
+    tested = [row for row in played if "accuracy" in row]
+    personal = [row["personal"] for row in played if row.get("personal", {}).get("clients_tested")]
+    curve = [row["accuracy"] for row in tested] or [figures["pooled"] for figures in personal]
+    if not curve:
+        raise InputError(
+            f"{config.method.name} gives personal models only, so it needs local test sets; "
+            "set evaluation.local_test to proportional or holdout"
+        )
+    accuracy = {
+        "last": summaries.last(curve),
+        f"last_{config.evaluation.last_k}_mean": summaries.last_k_mean(curve, config.evaluation.last_k),
+        "last_10_percent_mean": summaries.last_share_mean(curve),
+        "best_on_test": summaries.best(curve),
+    }
+    if tested and "validation" in tested[0]:
+        accuracy["best_on_validation"] = summaries.at_best_validation(curve, [row["validation"] for row in tested])
+    kinds = ("local", "aggregate", "evaluate")
+    return {
+        "run": config.hash,
+        "method": str(config.method),
+        "data": str(config.data),
+        "model": str(config.model),
+        "split": str(config.split),
+        "split_hash": task.federation.partition.hash,
+        "seed": config.seed,
+        "clients": task.num_clients,
+        "rounds": len(played),
+        "accuracy_of": "global model" if tested else "clients' own models, pooled",
+        "accuracy": accuracy,
+        "loss": tested[-1]["loss"] if tested else None,
+        "class_accuracy": tested[-1]["class_accuracy"] if tested else None,
+        "personal": personal[-1] if personal else None,
+        "diverged": any(row["diverged"] for row in played),
+        "excluded_replies": sum(len(row["excluded"]) for row in played),
+        "bytes_up": sum(row["bytes_up"] for row in played),
+        "bytes_down": sum(row["bytes_down"] for row in played),
+        "seconds": {kind: sum(row["seconds"].get(kind, 0.0) for row in rows) for kind in kinds},
+    }
+
+

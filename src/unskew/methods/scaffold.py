@@ -1,0 +1,83 @@
+"""SCAFFOLD: control variates on both sides correct each local step for the client's drift.
+
+Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", ICML 2020.
+
+    paper          here
+    x, y_i         c.message["model"], params
+    c, c_i         c.message["control"], c.state["control"]
+    K eta_l        the divisor of the new control (option II)
+    eta_g          server_lr
+
+With momentum m, K plain steps move the model as far as K' = (K - m (1 - m^K) / (1 - m)) / (1 - m) steps of size
+eta: FedSOL's code divides by K', the paper (which has no momentum) by K. Default: `momentum`, equal to K at m = 0.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from unskew.core import tree
+from unskew.core.context import ClientContext, ServerContext
+from unskew.core.method import Method, methods
+from unskew.core.reducers import buffers, mean, mean_over_all_clients
+from unskew.core.registry import param
+from unskew.core.tree import Groups, Tree
+from unskew.data.local import Batch
+
+
+@methods.register("scaffold")
+class Scaffold(Method):
+    """Corrects local gradients by the difference of the server's and the client's control variate."""
+
+    server_lr: float = param(1.0, gt=0, doc="step of the server along the mean difference", source="paper, Sec. 7")
+    divisor: Literal["momentum", "plain"] = param(
+        "momentum", doc="steps counted in a new control: corrected for momentum, or as taken", source="FedSOL's code"
+    )
+
+    reducers = {"delta": mean, "buffers": buffers, "control": mean_over_all_clients}
+
+    def init(self, s: ServerContext) -> Groups:
+        """The initial model and a control of zeros."""
+        server = super().init(s)
+        return {**server, "control": tree.zeros_like(tree.select(server["model"], s.trainable))}
+
+    def init_client(self, c: ClientContext) -> Groups:
+        """A control of zeros."""
+        return {"control": tree.zeros_like(c.message["control"])}
+
+    def download(self, s: ServerContext, server: Groups, client: int) -> Groups:
+        """The model and the server's control."""
+        return {**super().download(s, server, client), "control": server["control"]}
+
+    def gradient(self, c: ClientContext, params: Tree, batch: Batch) -> Tree:
+        """g - c_i + c (alg. 1, line 10)."""
+        grads = super().gradient(c, params, batch)
+        return tree.add(tree.sub(grads, c.state["control"]), c.message["control"])
+
+    def upload(self, c: ClientContext, params: Tree) -> Groups:
+        """The model's and the control's difference."""
+        moved = tree.sub(self._control(c, params), c.state["control"])
+        return {**super().upload(c, params), "control": moved}
+
+    def keep(self, c: ClientContext, params: Tree) -> Groups:
+        """The new control."""
+        return {**super().keep(c, params), "control": self._control(c, params)}
+
+    def update(self, s: ServerContext, server: Groups, merged: Groups) -> Groups:
+        """Model and control move by their means (the control's over all clients)."""
+        step = {**merged, "delta": tree.scale(merged["delta"], self.server_lr)}
+        return {**super().update(s, server, step), "control": tree.add(server["control"], merged["control"])}
+
+    def _control(self, c: ClientContext, params: Tree) -> Tree:
+        """c_i - c + (x - y_i) / (K' eta), option II; unchanged by a visit without steps."""
+        if c.num_steps == 0:
+            return c.state["control"]
+        moved = tree.sub(tree.select(c.message["model"], c.trainable), tree.select(params, c.trainable))
+        drift = tree.scale(moved, 1.0 / (self._steps(c) * c.settings.lr))
+        return tree.add(tree.sub(c.state["control"], c.message["control"]), drift)
+
+    def _steps(self, c: ClientContext) -> float:
+        steps, m = c.num_steps, c.settings.momentum
+        if self.divisor == "plain" or m == 0:
+            return float(steps)
+        return (steps - m * (1 - m**steps) / (1 - m)) / (1 - m)

@@ -1,0 +1,78 @@
+"""Pieces that several architectures share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from unskew.errors import InputError
+
+Norm = Callable[[int], nn.Module]
+
+NORMS: dict[str, Norm] = {
+    "batch": nn.BatchNorm2d,
+    "batch_stats": partial(nn.BatchNorm2d, track_running_stats=False),
+    "instance": lambda channels: nn.GroupNorm(channels, channels),
+    "none": nn.Identity,
+}
+
+
+class Residual(nn.Module):
+    """The sum of a branch and a shortcut."""
+
+    def __init__(self, branch: nn.Module, shortcut: nn.Module) -> None:
+        super().__init__()
+        self.branch, self.shortcut = branch, shortcut
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`branch(x) + shortcut(x)`."""
+        return self.branch(x) + self.shortcut(x)  # type: ignore[no-any-return]
+
+
+class Replicate(nn.Module):
+    """Repeats a grey image's channel."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.channels = channels
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, 1, H, W] to [B, channels, H, W], without a copy."""
+        return x.expand(-1, self.channels, -1, -1)
+
+
+class Resize(nn.Module):
+    """Resizes images by bilinear interpolation."""
+
+    def __init__(self, height: int, width: int) -> None:
+        super().__init__()
+        self.size = (height, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, C, h, w] to [B, C, height, width]."""
+        return F.interpolate(x, size=self.size, mode="bilinear", align_corners=False)
+
+
+def as_rgb(channels: int) -> tuple[nn.Module, int]:
+    """What makes grey images three-channel ones, and the number of channels after it."""
+    return (Replicate(3), 3) if channels == 1 else (nn.Identity(), channels)
+
+
+def resized(height: int, width: int, to_height: int, to_width: int) -> nn.Module:
+    """A resize where the size differs, else nothing."""
+    return nn.Identity() if (height, width) == (to_height, to_width) else Resize(to_height, to_width)
+
+
+def image_shape(model: str, shape: tuple[int, ...], at_least: int) -> tuple[int, int, int]:
+    """Channels, height and width; an error where the data are no images or are too small for the model."""
+    if len(shape) != 3:
+        raise InputError(f"{model} needs images (channels, height, width), got inputs of shape {shape}; use mlp")
+    channels, height, width = shape
+    if min(height, width) < at_least:
+        raise InputError(
+            f"{model} needs images of at least {at_least}x{at_least}, got {height}x{width}; use cnn8 or mlp instead"
+        )
+    return channels, height, width

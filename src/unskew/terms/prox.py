@@ -1,0 +1,25 @@
+"""The proximal term of FedProx."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from unskew.core import tree
+from unskew.core.context import ClientContext
+from unskew.core.registry import param
+from unskew.core.terms import Term, terms
+from unskew.core.tree import Tree
+from unskew.data.local import Batch
+from unskew.models.base import Output
+
+
+@terms.register("prox")
+class Prox(Term):
+    """(mu/2) ||w - w^t||^2: the squared distance of the trained parameters to the received model."""
+
+    mu: float = param(0.01, ge=0, doc="strength", source="FedBlade's experiments")
+
+    def __call__(self, c: ClientContext, params: Tree, batch: Batch, out: Output) -> Tensor:
+        """Half mu times the squared distance."""
+        received = tree.select(c.message["model"], c.trainable)
+        return 0.5 * self.mu * tree.sqnorm(tree.sub(tree.select(params, received), received))

@@ -1,0 +1,224 @@
+import json
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from unskew.core.registry import to_table
+from unskew.data.dataset import Dataset, Samples
+from unskew.data.splits import splits
+from unskew.errors import InputError
+
+GOLDEN = Path(os.environ.get("UNSKEW_GOLDEN", Path(__file__).parents[1] / "golden"))
+
+
+def data(labels, classes=None, groups=None, names=()):
+    y = torch.as_tensor(labels, dtype=torch.int64)
+    x = torch.zeros(len(y), 1)
+    classes = tuple(str(c) for c in range(classes or int(y.max()) + 1))
+    groups = None if groups is None else torch.as_tensor(groups)
+    train, test = Samples(x, y), Samples(x[:1], y[:1])
+    return Dataset("toy", train, test, classes, (0.0,), (1.0,), groups=groups, group_names=names)
+
+
+def uniform(samples, classes=10):
+    return data(np.random.default_rng(0).integers(0, classes, samples), classes)
+
+
+def assert_covers(partition, samples):
+    assert sorted(partition.indices.tolist()) == list(range(samples))
+
+
+label_lists = st.lists(st.integers(0, 4), min_size=1, max_size=120)
+alphas = st.floats(1e-6, 1e6)
+seeds = st.integers(0, 2**32 - 1)
+caps = st.sampled_from(["integer", "real", "none"])
+few = st.integers(1, 4)
+
+
+@pytest.fixture(scope="module")
+def golden():
+    return json.loads((GOLDEN / "partition_seeded.json").read_text())
+
+
+@pytest.mark.parametrize("kind", ["lda", "shard"])
+def test_published_partitions_bit_for_bit(golden, kind):
+    hyper = golden["hyper"][kind]
+    text = {"lda": "dirichlet:{alpha}", "shard": "shards:{shards_per_client}"}[kind].format(**hyper)
+    partition = splits.build(text).cut(data(golden["inputs"]["labels"]), hyper["clients"], golden["hyper"]["seed"])
+    assert {str(k): part.tolist() for k, part in enumerate(partition)} == golden["expected"][kind]
+    assert partition.sizes.tolist() == golden["expected"][f"{kind}_sizes"]
+
+
+@settings(deadline=None)
+@given(labels=label_lists, clients=st.integers(1, 30), seed=seeds)
+def test_iid_is_even(labels, clients, seed):
+    assume(clients <= len(labels))
+    partition = splits.build("iid").cut(data(labels), clients, seed)
+    assert_covers(partition, len(labels))
+    assert np.ptp(partition.sizes) <= 1
+
+
+@settings(deadline=None)
+@given(labels=label_lists, clients=st.integers(1, 20), alpha=alphas, seed=seeds, cap=caps)
+def test_dirichlet_is_a_disjoint_cover(labels, clients, alpha, seed, cap):
+    assume(clients <= len(labels))
+    split = splits.build({"name": "dirichlet", "alpha": alpha, "min_size": 0, "cap": cap})
+    assert_covers(split.cut(data(labels), clients, seed), len(labels))
+
+
+@settings(deadline=None)
+@given(alpha=st.floats(0.3, 100), clients=st.integers(1, 8), min_size=st.integers(0, 12), seed=seeds)
+def test_dirichlet_keeps_its_min_size(alpha, clients, min_size, seed):
+    split = splits.build(f"dirichlet({alpha}, min_size={min_size})")
+    assert split.cut(uniform(400, 5), clients, seed).sizes.min() >= min_size
+
+
+@settings(deadline=None)
+@given(alpha=alphas, clients=st.integers(2, 10), seed=seeds, cap=st.sampled_from(["integer", "real"]))
+def test_full_clients_are_passed_over(alpha, clients, seed, cap):
+    dataset = uniform(200, 5)
+    split = splits.build({"name": "dirichlet", "alpha": alpha, "min_size": 0, "cap": cap})
+    full = 200 // clients if cap == "integer" else 200 / clients
+    labels = dataset.train.y.numpy()
+    held = np.stack([np.bincount(labels[part], minlength=5) for part in split.cut(dataset, clients, seed)])
+    before = np.cumsum(held, axis=1) - held
+    gained = held * ((before >= full) & (before > before.min(axis=0)))
+    assert not gained[:-1].any()
+    assert gained[-1].max() <= 1  # the last client takes what rounding leaves
+
+
+def test_a_class_goes_to_the_smallest_client_when_all_are_full():
+    # after class 0 both hold at least 5 // 2 = 2; the single sample of class 1 goes to the one that holds 2
+    split = splits.build("dirichlet(1e6, min_size=0)")
+    partition = split.cut(data([0, 0, 0, 0, 1]), 2, seed=0)
+    assert sorted(partition.sizes.tolist()) == [2, 3]
+
+
+def test_uncapped_is_dirichlet_without_cap():
+    dataset = uniform(2000)
+    uncapped = splits.build("dirichlet_uncapped:0.3").cut(dataset, 10, 5)
+    assert uncapped.hash == splits.build("dirichlet(0.3, cap=none)").cut(dataset, 10, 5).hash
+    assert uncapped.hash != splits.build("dirichlet:0.3").cut(dataset, 10, 5).hash
+    assert uncapped.split["name"] == "dirichlet_uncapped"
+
+
+@settings(deadline=None)
+@given(labels=label_lists, clients=st.integers(1, 12), per_client=st.integers(1, 4), seed=seeds)
+def test_shards_cover_with_few_labels_per_client(labels, clients, per_client, seed):
+    split = splits.build({"name": "shards", "per_client": per_client})
+    try:
+        partition = split.cut(data(labels), clients, seed)
+    except InputError:
+        shards, sizes = clients * per_client, np.unique(labels, return_counts=True)[1]
+        assert shards < len(sizes) or sizes.min() < 2 * (shards // len(sizes))  # listed at most twice its even share
+        return
+    assert_covers(partition, len(labels))
+    assert max(len(set(np.array(labels)[part])) for part in partition) <= per_client
+
+
+@settings(deadline=None)
+@given(classes=few, each=few, size=few, per_client=few, seed=seeds)
+def test_even_shards_give_equal_sizes(classes, each, size, per_client, seed):
+    clients = classes * each
+    labels = np.repeat(np.arange(classes), each * per_client * size)
+    assert set(splits.build(f"shards:{per_client}").cut(data(labels), clients, seed).sizes) == {per_client * size}
+
+
+def test_domains_and_natural_clients():
+    dataset = data([0, 1] * 6, groups=[2, 0, 1] * 4, names=("a", "b", "c"))
+    for text in ("domain", "natural"):
+        split = splits.build(text)
+        assert split.fixed_clients(dataset) == 3
+        assert [p.tolist() for p in split.cut(dataset, 3, 0)] == [[1, 4, 7, 10], [2, 5, 8, 11], [0, 3, 6, 9]]
+    shared = splits.build("domain").cut(dataset, 6, 0)
+    assert sorted([*shared[0], *shared[1]]) == [1, 4, 7, 10]
+    assert set(shared.sizes) == {2}
+
+
+def test_file_gives_the_saved_partition_back(tmp_path):
+    dataset, path = uniform(500), tmp_path / "split.json"
+    made = splits.build("dirichlet:0.5").cut(dataset, 5, 1)
+    made.save(path)
+    split = splits.build(f"file:{path}")
+    assert split.fixed_clients(dataset) == 5
+    again = split.cut(dataset, 5, seed=99)
+    assert (again.hash, again.split, again.seed) == (made.hash, {**to_table(splits.build("dirichlet:0.5"))}, 1)
+    for other, clients, message in ((dataset, 6, "has 5 clients, got 6"), (uniform(400), 5, "is for 500 samples")):
+        with pytest.raises(InputError, match=message):
+            split.cut(other, clients, 1)
+    with pytest.raises(InputError, match="made for other data"):
+        split.cut(uniform(500, 3), 5, 1)
+
+
+@pytest.mark.parametrize("text", ["iid", "dirichlet:0.5", "dirichlet_uncapped:0.5", "shards:2"])
+def test_seeds_decide(text):
+    dataset, split = uniform(1000), splits.build(text)
+    assert split.cut(dataset, 10, 1).hash == split.cut(dataset, 10, 1).hash
+    assert split.cut(dataset, 10, 1).hash != split.cut(dataset, 10, 2).hash
+    assert splits.build(str(split)) == split
+
+
+@pytest.mark.parametrize(
+    ("text", "clients", "message"),
+    [
+        ("iid", 0, r"must lie in 1\.\.100"),
+        ("iid", 101, r"must lie in 1\.\.100, the number of samples; got 101"),
+        ("dirichlet:0.1", 11, "need 110, the data have 100; take fewer clients or a smaller min_size"),
+        ("dirichlet(0.001, tries=20)", 10, r"after 20 draws the smallest of 10 .* at most \d samples, expected 10"),
+        ("dirichlet(0.001, min_size=1)", 90, "after 20 draws the smallest of 90"),
+        ("shards:1", 5, "5 clients x 1 shards cannot hold 10 classes; take per_client of at least 2"),
+        ("shards:20", 100, "take a smaller per_client"),
+        ("domain", 6, "have no groups"),
+        ("natural", 6, "have no groups"),
+        ("file:none.json", 6, "cannot read partition 'none.json'"),
+    ],
+)
+def test_impossible_cuts(text, clients, message):
+    with pytest.raises(InputError, match=message) as caught:
+        splits.build(text).cut(uniform(100), clients, 0)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "groups", "message"),
+    [
+        ("domain", [0, 1, 2, 0], "have 3 domains, got 4 clients"),
+        ("natural", [0, 1, 2, 0], "have 3 clients, got 4"),
+        ("natural", [0, 1, 3, 0], "group 2 of data 'toy' has no training samples"),
+        ("domain", [0, 0, 0, 1], "fewer samples than its 2 clients"),
+    ],
+)
+def test_groups_that_do_not_fit(text, groups, message):
+    with pytest.raises(InputError, match=message):
+        splits.build(text).cut(data([0, 1, 0, 1], groups=groups), 4, 0)
+
+
+@pytest.mark.parametrize("alpha", ["0", "-1", "nan", "inf", "x"])
+def test_alpha_must_be_positive_and_finite(alpha):
+    with pytest.raises(InputError, match=r"dirichlet\.alpha"):
+        splits.build(f"dirichlet:{alpha}")
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32])
+def test_seed_must_fit(seed):
+    with pytest.raises(InputError, match="the seed of a split"):
+        splits.build("iid").cut(uniform(10), 2, seed)
+
+
+@pytest.mark.parametrize(
+    ("text", "clients", "samples"),
+    [("dirichlet:0.1", 100, 60_000), ("dirichlet(0.1, min_size=0)", 100_000, 300_000), ("shards:2", 20_000, 60_000)],
+)
+def test_large_cuts_are_quick(text, clients, samples):
+    dataset = uniform(samples)
+    start = time.perf_counter()
+    partition = splits.build(text).cut(dataset, clients, 0)
+    assert time.perf_counter() - start < 5  # well below a second; the slack is for busy machines
+    assert len(partition) == clients
+    assert len(partition.indices) == samples

@@ -1,0 +1,179 @@
+"""A user's own network and the import of a user's own file."""
+
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from unskew.errors import InputError
+from unskew.models import Model, architectures, build, split_head
+from unskew.plugins import call_object, load_object, load_plugin
+
+NET = """
+from torch import nn
+from sizes import HIDDEN
+from unskew.models import Model
+
+class Net(nn.Module):
+    def __init__(self, shape, num_classes):
+        super().__init__()
+        self.conv = nn.Conv2d(shape[0], 4, 3)
+        self.drop = nn.Dropout()
+        self.fc = nn.Linear(4 * (shape[1] - 2) * (shape[2] - 2), num_classes)
+
+    def forward(self, x):
+        return self.fc(self.drop(self.conv(x).relu().flatten(1)))
+
+def make(shape, num_classes):
+    return Net(shape, num_classes)
+
+def ready(shape, num_classes):
+    return Model(nn.Flatten(), nn.Linear(64, num_classes))
+
+def broken(shape, num_classes):
+    return 1 / 0
+
+def wrong_classes(shape, num_classes):
+    return Net(shape, num_classes + 1)
+
+def text(shape, num_classes):
+    return "net"
+
+number = 3
+"""
+
+
+class Classifier(nn.Module):
+    def __init__(self, last=None):
+        super().__init__()
+        self.features = nn.Sequential(nn.Flatten(), nn.Linear(4, 8), nn.BatchNorm1d(8))
+        self.classifier = nn.Sequential(nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3))
+        self.last = last or nn.Identity()
+
+    def forward(self, x):
+        return self.last(self.classifier(self.features(x)))
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "net.py").write_text(NET)
+    (tmp_path / "sizes.py").write_text("HIDDEN = 4")
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    for name in ("net", "sizes"):
+        sys.modules.pop(name, None)
+
+
+def test_split_head_takes_the_named_layer():
+    module, x = Classifier(), torch.rand(5, 2, 2)
+    model = split_head(module, "classifier.2", example=x)
+    assert {name.split(".")[0] for name in model.state_dict()} == {"body", "head"}
+    assert [name for name, _ in model.head.named_parameters()] == ["weight", "bias"]
+    logits, features = model.eval()(x)
+    assert features.shape == (5, 8)
+    torch.testing.assert_close(logits, module.eval()(x))
+
+
+def test_split_head_leaves_the_module_alone():
+    module = Classifier()
+    before = {key: value.clone() for key, value in module.state_dict().items()}
+    model = split_head(module, "classifier", example=torch.rand(5, 4))
+    with torch.no_grad():
+        model.head[2].weight.zero_()
+    assert module.training
+    assert all(torch.equal(before[key], value) for key, value in module.state_dict().items())
+
+
+def test_a_model_is_returned_as_it_is():
+    model = build("mlp", (4,), 2)
+    assert split_head(model, "") is model
+
+
+@pytest.mark.parametrize(("head", "last"), [
+    ("classifier", nn.Softmax(dim=1)), ("features.1", None), ("classifier", nn.Unflatten(1, (3, 1))),
+])  # fmt: skip
+def test_the_head_must_be_the_last_layer(head, last):
+    with pytest.raises(InputError, match="the head must be the last layer"):
+        split_head(Classifier(last), head, example=torch.rand(5, 4))
+
+
+@pytest.mark.parametrize(("head", "problem"), [("fc", "has no layer 'fc'"), ("", "needs its"), (None, "needs its")])
+def test_an_unknown_head_lists_the_layers(head, problem):
+    with pytest.raises(InputError, match=problem + r'.*head="fc".*features, classifier, last'):
+        split_head(Classifier(), head)
+
+
+@pytest.mark.parametrize("spec", [
+    'python("net.py:make", head=fc)', 'python("net.py:Net", head=fc)', 'python("net:make", head="fc")',
+    "python:net.py:ready", {"name": "python", "target": "net.py:make", "head": "fc"},
+])  # fmt: skip
+def test_python_builds_the_function_s_network(folder, spec):
+    torch.manual_seed(0)
+    model = build(spec, (1, 8, 8), 5)
+    assert isinstance(model, Model)
+    assert model.training
+    assert model(torch.rand(2, 1, 8, 8)).logits.shape == (2, 5)
+    torch.manual_seed(0)
+    again = build(architectures.build(spec), (1, 8, 8), 5)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(("spec", "message"), [
+    ("python:net.py:make", r"model net.py:make: Net needs its last layer.*head=\"fc\".*conv, drop, fc"),
+    ('python("net.py:make", head=conv)', r"model net.py:make: Net: the head must be the last layer"),
+    ("python:net.py:nothing", r"no 'nothing' in net.py; it has: Net, make"),
+    ("python:net.py:broken", r"net.py:broken failed: ZeroDivisionError: division by zero \(line 23\)"),
+    ("python:net.py:text", r"net.py:text: expected an nn.Module, got str"),
+    ("python:net.py:number", r"net.py:number: expected a function or class, got int"),
+    ('python("net.py:wrong_classes", head=fc)', r"expected logits of shape \(2, 5\).*got \(2, 6\)"),
+    ("python:absent.py:make", r"absent.py: there is no such file"),
+    ("python:absent:make", r"absent cannot be imported: ModuleNotFoundError"),
+    ("python:net.py", r"expected file.py:function or package.module:function"),
+    ("python", r"python.target is missing"),
+])  # fmt: skip
+def test_mistakes_are_one_line(folder, spec, message):
+    with pytest.raises(InputError, match=message) as caught:
+        build(spec, (1, 8, 8), 5)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_input_the_network_cannot_take_is_an_input_error(folder):
+    with pytest.raises(InputError, match=r"net.py:ready fails on inputs of shape \(1, 4, 4\)"):
+        build("python:net.py:ready", (1, 4, 4), 5)
+
+
+def test_a_plugin_registers_once(folder):
+    code = '''
+    from unskew.models.base import Architecture, architectures
+
+    @architectures.register("of_plugin")
+    class OfPlugin(Architecture):
+        """Made by a test."""
+    '''
+    (folder / "mine.py").write_text("\n".join(line.removeprefix("    ") for line in code.splitlines()))
+    try:
+        load_plugin("mine.py")
+        load_plugin(str(folder / "mine.py"))
+        assert "of_plugin" in list(architectures)
+    finally:
+        architectures._classes.pop("of_plugin", None)
+
+
+def test_a_plugin_that_fails_names_its_file_and_line(folder):
+    (folder / "bad.py").write_text("\nraise ValueError('no')\n")
+    for _ in range(2):
+        with pytest.raises(InputError, match=r"plugin bad.py cannot be imported: ValueError: no \(line 2\)"):
+            load_plugin("bad.py")
+    (folder / "worse.py").write_text("def f(:\n")
+    with pytest.raises(InputError, match=r"plugin worse.py cannot be imported: SyntaxError.*line 1"):
+        load_plugin("worse.py")
+    before = list(sys.path)
+    with pytest.raises(InputError, match=r"plugin not.there"):
+        load_plugin("not.there")
+    assert sys.path == before
+
+
+def test_objects_load_and_call(folder):
+    assert load_object("net.py:number", "data") == 3
+    assert call_object("net.py:text", "data", None, None) == "net"
