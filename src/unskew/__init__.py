@@ -1,8 +1,8 @@
 """unskew: federated learning when clients' data are skewed.
 
-    import unskew
-    result = unskew.run("fedprox(mu=0.1)", data="digits", split="dirichlet:0.1", clients=20, rounds=20)
-    print(result.accuracy)
+import unskew
+result = unskew.run("fedprox(mu=0.1)", data="digits", split="dirichlet:0.1", clients=20, rounds=20)
+print(result.accuracy)
 """
 
 from unskew.api import compare, resume, run

@@ -13,7 +13,7 @@ from unskew.core.method import Method
 from unskew.data import load
 from unskew.data.dataset import Dataset
 from unskew.errors import InputError
-from unskew.report.tables import Cell, Table, marked
+from unskew.report.tables import Cell, Mark, Table, marked
 from unskew.results import Row, RunFolder
 
 Metric = Literal["last", "last_k", "last_10_percent", "best_on_validation", "best_on_test"]
@@ -48,7 +48,7 @@ def compare(
     """Runs every method under every seed; finished cells are read back, interrupted ones are resumed."""
     if len({str(method) for method in methods}) < len(methods):
         raise InputError("a method is named twice in the comparison; give each once, with different options")
-    cells = []
+    cells: list[Played] = []
     loaded = dataset if dataset is not None else load(base.data, data_dir)
     for seed in seeds:
         for method in methods:
@@ -86,20 +86,21 @@ def table(cells: Sequence[Played], title: str, metric: Metric = "last") -> Table
     worst = column(lambda s: 100 * s["personal"]["worst_decile"] if s["personal"] else None)
     time = _relative(column(lambda s: s["seconds"]["local"]))
     traffic = _relative(column(lambda s: float(s["bytes_up"] + s["bytes_down"])))
-    figures = [
+    unmarked: list[Mark] = [""] * len(names)
+    figures: list[tuple[str, list[tuple[float, ...]], list[Mark]]] = [
         ("accuracy %", accuracy, marked(accuracy)),
         ("clients' mean %", clients, marked(clients)),
         ("worst decile %", worst, marked(worst)),
-        ("time ×", time, [""] * len(names)),
-        ("bytes ×", traffic, [""] * len(names)),
+        ("time ×", time, unmarked),
+        ("bytes ×", traffic, unmarked),
     ]
     rows = tuple(
-        (name, tuple(Cell(values[number], marks[number]) for _, values, marks in figures))  # type: ignore[arg-type]
+        (name, tuple(Cell(values[number], marks[number]) for _, values, marks in figures))
         for number, name in enumerate(names)
     )
     seeds = len({cell.seed for cell in cells})
     notes = [
-        f"accuracy: global test accuracy, {key.replace('_', ' ')}; mean ± sample standard deviation over {seeds} seed(s)",
+        f"accuracy: on the global test set, {key.replace('_', ' ')}; mean ± sample standard deviation, {seeds} seed(s)",
         "clients' mean and worst decile: each client's test set, after the last round",
         f"time × and bytes ×: local training and traffic relative to {names[0]}",
         *(f"{cell.method}, seed {cell.seed}: diverged" for cell in cells if cell.summary["diverged"]),

@@ -20,7 +20,17 @@ import unskew.methods
 import unskew.terms  # noqa: F401 - registers the terms
 from unskew.core.context import BufferPolicy, LocalSettings
 from unskew.core.method import Method, methods
-from unskew.core.registry import Component, Registry, Table, component_fields, construct, nearest, param, parse, to_table
+from unskew.core.registry import (
+    Component,
+    Registry,
+    Table,
+    component_fields,
+    construct,
+    nearest,
+    param,
+    parse,
+    to_table,
+)
 from unskew.data import sources
 from unskew.data.dataset import Dataset
 from unskew.data.federation import LocalTest
@@ -51,16 +61,16 @@ def section(cls: C) -> C:
 class Local(Component):
     """How a client trains."""
 
-    epochs: int = param(1, ge=1, doc="passes over the client's data in a round")
-    steps: int | None = param(None, ge=1, doc="exactly so many batches instead of epochs")
-    batch: int = param(32, ge=1, doc="samples in a batch")
-    lr: float = param(0.05, gt=0, doc="learning rate of the first round")
-    lr_decay: float = param(1.0, gt=0, le=1, doc="factor on the learning rate after each round")
-    momentum: float = param(0.0, ge=0, lt=1, doc="momentum of SGD, fresh at every visit")
-    weight_decay: float = param(0.0, ge=0, doc="weight decay of SGD")
-    drop_last: bool = param(False, doc="drop a short last batch if the client has a full one")
-    shuffle: bool = param(True, doc="shuffle the client's samples in each epoch")
-    buffers: BufferPolicy = param("average", doc="BatchNorm statistics: averaged, kept at the client, or reset")
+    epochs: int = param(default=1, ge=1, doc="passes over the client's data in a round")
+    steps: int | None = param(default=None, ge=1, doc="exactly so many batches instead of epochs")
+    batch: int = param(default=32, ge=1, doc="samples in a batch")
+    lr: float = param(default=0.05, gt=0, doc="learning rate of the first round")
+    lr_decay: float = param(default=1.0, gt=0, le=1, doc="factor on the learning rate after each round")
+    momentum: float = param(default=0.0, ge=0, lt=1, doc="momentum of SGD, fresh at every visit")
+    weight_decay: float = param(default=0.0, ge=0, doc="weight decay of SGD")
+    drop_last: bool = param(default=False, doc="drop a short last batch if the client has a full one")
+    shuffle: bool = param(default=True, doc="shuffle the client's samples in each epoch")
+    buffers: BufferPolicy = param(default="average", doc="BatchNorm statistics: averaged, kept at the client, or reset")
 
     def settings(self) -> LocalSettings:
         """What the local loop needs of it."""
@@ -74,47 +84,57 @@ class Local(Component):
 class Evaluation(Component):
     """What is measured, and when."""
 
-    every: int = param(1, ge=1, doc="rounds between tests of the global model (the last round is always tested)")
-    clients_every: int = param(0, ge=0, doc="rounds between tests at the clients; 0: after the last round only")
-    local_test: LocalTest = param("proportional", doc="clients' test sets: none, test samples in their label shares, or held out")
-    holdout: float = param(0.25, gt=0, lt=1, doc="share of a client's samples that `holdout` keeps for testing", source="FedAS")
-    max_clients: int = param(1000, ge=1, doc="at most so many clients are tested (a fixed random choice)")
-    validation: float = param(0.0, ge=0, lt=1, doc="share of the training samples held out to choose the best round")
-    last_k: int = param(10, ge=1, doc="rounds in the figure 'mean of the last k'")
-    batch: int = param(1000, ge=1, doc="samples in a test batch")
+    every: int = param(
+        default=1, ge=1, doc="rounds between tests of the global model (the last round is always tested)"
+    )
+    clients_every: int = param(default=0, ge=0, doc="rounds between tests at the clients; 0: after the last round only")
+    local_test: LocalTest = param(
+        default="proportional", doc="clients' test sets: none, test samples in their label shares, or held out"
+    )
+    holdout: float = param(
+        default=0.25, gt=0, lt=1, doc="share of a client's samples that `holdout` keeps for testing", source="FedAS"
+    )
+    max_clients: int = param(default=1000, ge=1, doc="at most so many clients are tested (a fixed random choice)")
+    validation: float = param(
+        default=0.0, ge=0, lt=1, doc="share of the training samples held out to choose the best round"
+    )
+    last_k: int = param(default=10, ge=1, doc="rounds in the figure 'mean of the last k'")
+    batch: int = param(default=1000, ge=1, doc="samples in a test batch")
 
 
 @section
 class Execution(Component):
     """How the work is done; nothing here changes a result."""
 
-    executor: Literal["serial", "pool"] = param("serial", doc="who does the clients' work")
-    workers: int = param(0, ge=0, doc="processes of the pool; 0: one per core")
-    threads: int = param(1, ge=1, doc="threads of each process; the same number gives the same bits")
-    checkpoint_every: int = param(10, ge=1, doc="rounds between checkpoints")
-    state_memory: int = param(1024, ge=1, doc="MiB of client state kept in memory; the rest is paged to disk")
+    executor: Literal["serial", "pool"] = param(default="serial", doc="who does the clients' work")
+    workers: int = param(default=0, ge=0, doc="processes of the pool; 0: one per core")
+    threads: int = param(default=1, ge=1, doc="threads of each process; the same number gives the same bits")
+    checkpoint_every: int = param(default=10, ge=1, doc="rounds between checkpoints")
+    state_memory: int = param(default=1024, ge=1, doc="MiB of client state kept in memory; the rest is paged to disk")
 
 
 @section
 class Run(Component):
     """Everything about a run."""
 
-    method: Method = param(methods.build("fedavg"), doc="the method")
-    data: Source = param(sources.build("digits"), doc="the data set")
-    model: Architecture | None = param(None, doc="the model; default: one that fits the data's shape")
-    split: Split = param(splits.build("dirichlet:0.1"), doc="how the data are dealt to the clients")
-    split_seed: int | None = param(None, ge=0, lt=2**32, doc="seed of the split alone; default: from the run's seed")
-    pool_test: bool = param(False, doc="deal training and test samples to the clients together (FedAS)")
-    augment: Augment = param(transforms.build("none"), doc="augmentation of training batches")
-    clients: int | None = param(None, ge=1, doc="number of clients; default: what the split says, else 20")
-    sample: float = param(1.0, gt=0, le=1, doc="share of the clients that take part in a round")
-    dropout: float = param(0.0, ge=0, lt=1, doc="probability that a sampled client fails to reply")
-    rounds: int = param(20, ge=1, doc="communication rounds")
-    seed: int = param(0, ge=0, lt=2**63, doc="fixes everything random")
-    local: Local = param(Local(), doc="local training")
-    evaluation: Evaluation = param(Evaluation(), doc="evaluation")
-    execution: Execution = param(Execution(), doc="execution")
-    plugins: tuple[str, ...] = param((), doc="Python files or modules to import first, for what they register")
+    method: Method = param(default=methods.build("fedavg"), doc="the method")
+    data: Source = param(default=sources.build("digits"), doc="the data set")
+    model: Architecture | None = param(default=None, doc="the model; default: one that fits the data's shape")
+    split: Split = param(default=splits.build("dirichlet:0.1"), doc="how the data are dealt to the clients")
+    split_seed: int | None = param(
+        default=None, ge=0, lt=2**32, doc="seed of the split alone; default: from the run's seed"
+    )
+    pool_test: bool = param(default=False, doc="deal training and test samples to the clients together (FedAS)")
+    augment: Augment = param(default=transforms.build("none"), doc="augmentation of training batches")
+    clients: int | None = param(default=None, ge=1, doc="number of clients; default: what the split says, else 20")
+    sample: float = param(default=1.0, gt=0, le=1, doc="share of the clients that take part in a round")
+    dropout: float = param(default=0.0, ge=0, lt=1, doc="probability that a sampled client fails to reply")
+    rounds: int = param(default=20, ge=1, doc="communication rounds")
+    seed: int = param(default=0, ge=0, lt=2**63, doc="fixes everything random")
+    local: Local = param(default=Local(), doc="local training")
+    evaluation: Evaluation = param(default=Evaluation(), doc="evaluation")
+    execution: Execution = param(default=Execution(), doc="execution")
+    plugins: tuple[str, ...] = param(default=(), doc="Python files or modules to import first, for what they register")
 
     @property
     def hash(self) -> str:
@@ -173,7 +193,9 @@ def from_table(table: Mapping[str, Any]) -> Run:
             values[key] = _section(key, value)
         elif key in registries:
             if not isinstance(value, (str, Mapping, Component)):
-                raise InputError(f"{key}: expected a name such as \"{next(iter(registries[key]))}\" or a table, got {value!r}")
+                raise InputError(
+                    f'{key}: expected a name such as "{next(iter(registries[key]))}" or a table, got {value!r}'
+                )
             values[key] = registries[key].build(value)
         else:
             values[key] = value
@@ -182,7 +204,7 @@ def from_table(table: Mapping[str, Any]) -> Run:
 
 def _section(key: str, value: Any) -> Component:
     if isinstance(value, SECTIONS[key]):
-        return typing.cast("Component", value)
+        return value
     if not isinstance(value, Mapping):
         raise InputError(f"{key}: expected a table of options, got {value!r}")
     known = [field.name for field in dataclasses.fields(SECTIONS[key])]
@@ -195,7 +217,8 @@ def _section(key: str, value: Any) -> Component:
 def read_file(path: Path) -> Table:
     """The tables of a TOML run file."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        table: Table = tomllib.loads(path.read_text(encoding="utf-8"))
+        return table
     except OSError as error:
         raise InputError(f"cannot read the run file {path}: {error.strerror or error}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -216,7 +239,9 @@ def override(table: Mapping[str, Any], path: str, value: Any) -> Table:
         if not isinstance(inside, dict):
             inside = {} if inside is None else inside
         if not isinstance(inside, dict):
-            raise InputError(f"cannot set '{path}': '{'.'.join(above[: depth + 1])}' is the value {inside!r}, not a table")
+            raise InputError(
+                f"cannot set '{path}': '{'.'.join(above[: depth + 1])}' is the value {inside!r}, not a table"
+            )
         place[key] = inside
         place = inside
     place[last] = value

@@ -24,8 +24,8 @@ from unskew.core.task import Task
 from unskew.core.tree import Groups
 from unskew.data import load
 from unskew.data.dataset import Dataset
-from unskew.data.federation import Federation, merged, with_validation
 from unskew.data.download import Progress
+from unskew.data.federation import Federation, merged, with_validation
 from unskew.data.partition import Partition
 from unskew.errors import InputError
 from unskew.executors.pool import Pool
@@ -102,7 +102,9 @@ def resume(
     if folder.split.exists():
         partition = Partition.load(folder.split)
         if partition.data != data.fingerprint():
-            raise InputError(f"{folder.split} was made for other data than '{config.data}' gives now; restore the data files")
+            raise InputError(
+                f"{folder.split} was made for other data than '{config.data}' gives now; restore the data files"
+            )
     else:
         partition = cut(config, data)
         partition.save(folder.split)
@@ -246,6 +248,7 @@ class _Play:
         figures, client_rows = self._evaluate(done, executor)
         row |= figures
         row.setdefault("seconds", {})["evaluate"] = time.perf_counter() - began
+        self._warn(row)
         self.rows[done.number] = row
         if self.folder:
             if not _same(self.known.get(done.number), row):
@@ -255,6 +258,15 @@ class _Play:
         if self.watch:
             self.watch(row)
 
+    def _warn(self, row: Row) -> None:
+        """Says once that clients are left out, and once that all were; the rows name them every time."""
+        for what, text in (
+            ("excluded", "clients {excluded} sent NaN or infinite values and are left out"),
+            ("diverged", "no client sent finite numbers, so the model stays as it is: the run diverged; lower lr"),
+        ):
+            if row.get(what) and not any(earlier.get(what) for earlier in self.rows.values()):
+                log.warning("round %d: %s (later rounds only in rounds.jsonl)", row["round"], text.format(**row))
+
     def _evaluate(self, done: Round, executor: Executor) -> tuple[Row, list[Row]]:
         wanted, number, method = self.config.evaluation, done.number, self.task.method
         final = number == self.config.rounds
@@ -263,7 +275,9 @@ class _Play:
         if method.output != "personal" and (final or number % wanted.every == 0):
             figures |= evaluate_global(self.task, executor, done.server, number)
             if self.task.federation.dataset.validation is not None:
-                figures["validation"] = evaluate_global(self.task, executor, done.server, number, "validate")["accuracy"]
+                figures["validation"] = evaluate_global(self.task, executor, done.server, number, "validate")[
+                    "accuracy"
+                ]
         often = wanted.clients_every or (wanted.every if method.output != "global" else 0)
         if wanted.local_test != "none" and (final or (often and number % often == 0)):
             arguments = (self.task, executor, self.store, done.server, number, wanted.max_clients)
@@ -346,5 +360,3 @@ def summarise(config: Run, task: Task, rows: list[Row]) -> Row:
         "bytes_down": sum(row["bytes_down"] for row in played),
         "seconds": {kind: sum(row["seconds"].get(kind, 0.0) for row in rows) for kind in kinds},
     }
-
-

@@ -117,6 +117,8 @@ def test_folder(tmp_path, refused):
         image(tmp_path / "red" / f"{k}.png", (255, 0, 0))
         image(tmp_path / "blue" / f"{k}.jpg", (0, 0, 255))
     (tmp_path / "blue" / "notes.txt").write_text("not an image")
+    (tmp_path / "blue" / "lost.png").symlink_to(tmp_path / "nowhere")
+    image(tmp_path / "blue" / ".thumbnails" / "0.png", (0, 0, 255))
     data = load(f"folder:{tmp_path}")
     assert (data.classes, data.shape, len(data.train), len(data.test)) == (("blue", "red"), (3, 32, 32), 16, 4)
     assert (data.train.x[data.train.y == 1][:, 0] == 255).all()

@@ -44,9 +44,10 @@ def run(
     Example: unskew run --method "fedprox(mu=0.1)" --split dirichlet:0.1 --clients 20 --sample 0.25 --rounds 20
     """
     from unskew import engine
+    from unskew.data import load
 
     wanted = to_run(config)
-    data = engine.load(wanted.data, data_dir, DownloadProgress())
+    data = load(wanted.data, data_dir, DownloadProgress())
     prepared = engine.prepare_data(wanted, data_dir, data)
     wanted = wanted.resolved(prepared)
     path = out or Path("runs") / wanted.title
@@ -83,7 +84,9 @@ def compare(
     config: Table,
     methods: Annotated[str, typer.Option(help='methods with their options: "fedavg,fedprox(mu=0.1),scaffold"')],
     seeds: Annotated[str, typer.Option(help="how many seeds (3 means 0, 1, 2), or a list such as 1024,2025")] = "3",
-    out: Annotated[Path, typer.Option(help="the comparison's folder; finished runs in it are not run again")] = Path("runs/compare"),
+    out: Annotated[Path, typer.Option(help="the comparison's folder; finished runs in it are not run again")] = Path(
+        "runs/compare"
+    ),
     metric: Annotated[Metric, typer.Option(help="which figure of the accuracy curve to compare")] = "last",
     form: Annotated[Format | None, typer.Option("--format", help="print the table in this form")] = None,
     data_dir: DataDir = None,
@@ -151,7 +154,9 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def top(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="print the version")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="print the version")
+    ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="log what happens inside")] = False,
 ) -> None:
     """Federated learning when clients' data are skewed: run, compare, resume."""
@@ -200,5 +205,3 @@ def _guarded(arguments: list[str] | None) -> int:
 def _say(text: str) -> int:
     errors.print(f"error: {text}", markup=False, style="bold red" if errors.is_terminal else None)
     return 2
-
-

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.text import Text
@@ -19,6 +20,7 @@ from unskew.config import Run
 from unskew.core import wire
 from unskew.core.method import methods as method_registry
 from unskew.core.registry import Table, split_list
+from unskew.data import Dataset, load
 from unskew.data.skew import MATRIX_CLIENTS, label_counts
 from unskew.errors import InputError
 from unskew.report.curves import plot_curves
@@ -31,7 +33,14 @@ SUFFIX: dict[Format, str] = {"md": "md", "csv": "csv", "latex": "tex", "json": "
 
 
 def run_comparison(
-    config: Table, methods: str, seeds: str, out: Path, metric: Metric, form: Format | None, data_dir: Path | None, quiet: bool
+    config: Table,
+    methods: str,
+    seeds: str,
+    out: Path,
+    metric: Metric,
+    form: Format | None,
+    data_dir: Path | None,
+    quiet: bool,
 ) -> None:
     """Everything the command does."""
     base = to_run(config)
@@ -39,7 +48,7 @@ def run_comparison(
     if not wanted:
         raise InputError('--methods names no method; give some, such as "fedavg,fedprox(mu=0.1)"')
     numbers = read_seeds(seeds)
-    data = engine.load(base.data, data_dir, DownloadProgress())
+    data = load(base.data, data_dir, DownloadProgress())
     prepared = engine.prepare_data(base, data_dir, data)
     base = base.resolved(prepared)
     cells = play(base, wanted, numbers, out, data_dir=data_dir, dataset=data, announce=_Announcer(quiet))
@@ -100,15 +109,13 @@ def title_of(run: Run, seeds: int) -> str:
     )
 
 
-def draw(run: Run, cells: Sequence[Played], seed: int, data: engine.Dataset, out: Path) -> None:
+def draw(run: Run, cells: Sequence[Played], seed: int, data: Dataset, out: Path) -> None:
     """The accuracy curves, and the first seed's partition."""
     curves: dict[str, list[list[tuple[int, float]]]] = {}
     for cell in cells:
         curve = [(row["round"], _accuracy(row)) for row in cell.rounds]
         curves.setdefault(cell.method, []).append([(number, value) for number, value in curve if value is not None])
     plot_curves(curves, out / "curves.png", title_of(run, len({cell.seed for cell in cells})))
-    from dataclasses import replace
-
     partition = engine.cut(replace(run, seed=seed), data)
     if len(partition) <= MATRIX_CLIENTS:
         counts = label_counts(partition, data.train.y.numpy(), data.num_classes)

@@ -54,7 +54,9 @@ def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
 _FILE = _keyword("file", Annotated[Path | None, typer.Argument(help="a TOML run file; flags override it")], None)
 _ASSIGN = _keyword(
     "assign",
-    Annotated[list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="set any option, such as method.mu=0.1")],
+    Annotated[
+        list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="set any option, such as method.mu=0.1")
+    ],
     None,
 )
 _PLUGIN = _keyword(
@@ -69,7 +71,9 @@ def _flag(flag: str) -> inspect.Parameter:
     kind = _TYPES.get(option.type, str)
     shown = "" if option.default == "none" else f" [default: {option.default}]"
     text = option.doc + (f" ({option.type})" if " | " in option.type and kind is str and flag != "model" else "")
-    info = typer.Option(f"--{flag.replace('_', '-')}", help=text.replace("[", "\\[") + shown.replace("[", "\\["), show_default=False)
+    info = typer.Option(
+        f"--{flag.replace('_', '-')}", help=text.replace("[", "\\[") + shown.replace("[", "\\["), show_default=False
+    )
     return _keyword(flag, Annotated[typing.Optional[kind], info], None)  # type: ignore[valid-type]  # noqa: UP045
 
 

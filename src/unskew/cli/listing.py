@@ -21,7 +21,8 @@ from unskew.errors import InputError
 from unskew.models import architectures, describe
 from unskew.results import Row
 
-console = Console(highlight=False)
+# a pipe or file has no width of its own: wide enough for a table not to fold
+console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
 
 
 def print_json(value: Any) -> None:
@@ -31,7 +32,9 @@ def print_json(value: Any) -> None:
 
 def table(*columns: str, title: str | None = None) -> RichTable:
     """An empty table in the house's style."""
-    made = RichTable(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    made = RichTable(
+        title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0)
+    )
     for column in columns:
         made.add_column(column, header_style="bold", overflow="fold")
     return made
@@ -78,16 +81,27 @@ def show_data(name: str | None, data_dir: Path | None, as_json: bool) -> None:
     """The data sets, or one of them with its files."""
     if name is None:
         rows = [
-            {"name": key, "samples": source.about.counts, "classes": source.about.classes or "", "summary": source.summary}
+            {
+                "name": key,
+                "samples": source.about.counts,
+                "classes": source.about.classes or "",
+                "summary": source.summary,
+            }
             for key, source in ((key, sources.get(key)) for key in sources)
         ]
-        _show_rows(rows, as_json, "explain one: unskew data NAME; your own: npz:PATH, folder:PATH, python:file.py:function")
+        _show_rows(
+            rows, as_json, "explain one: unskew data NAME; your own: npz:PATH, folder:PATH, python:file.py:function"
+        )
         return
     source = sources.get(name)
     finder = Finder(data_dir, offline=True)
     files = [{"file": needed.name, "url": needed.url} for needed in source.files]
     try:
-        found: Any = [str(path) for path in finder(source.name, source.files, source.folders, source.instead)] if files else "embedded or your own"
+        found: Any = (
+            [str(path) for path in finder(source.name, source.files, source.folders, source.instead)]
+            if files
+            else "embedded or your own"
+        )
     except InputError as error:
         found = f"not on this machine: {error}"
     extra = {**dataclasses.asdict(source.about), "files": files, "found": found}
@@ -103,7 +117,10 @@ def show_models(name: str | None, shape: str, classes: int, as_json: bool) -> No
     if name is not None:
         _show_component(architectures, name, as_json, {"input": list(sizes), **_counts(name, sizes, classes)})
         return
-    rows = [{"name": key, **_counts(key, sizes, classes), "summary": architectures.get(key).summary} for key in architectures]
+    rows = [
+        {"name": key, **_counts(key, sizes, classes), "summary": architectures.get(key).summary}
+        for key in architectures
+    ]
     _show_rows(rows, as_json, f"counts for inputs {sizes} and {classes} classes; others: --shape 1,28,28 --classes 9")
 
 
@@ -154,5 +171,3 @@ def _plain(value: Any) -> str:
     if isinstance(value, list) and value and isinstance(value[0], dict):
         return "".join("\n  " + "  ".join(str(item) for item in row.values() if item) for row in value)
     return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
-
-

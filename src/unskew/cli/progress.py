@@ -25,14 +25,16 @@ class RoundProgress:
     def __enter__(self) -> RoundProgress:
         if not self.quiet and errors.is_terminal:
             self._bar = Progress(
-                TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[figures]}"),
-                TimeRemainingColumn(), console=errors, transient=True,
+                TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+                TextColumn("{task.fields[figures]}"), TimeRemainingColumn(), console=errors, transient=True,
             )  # fmt: skip
             self._task = self._bar.add_task(self.title, total=self.rounds, figures="")
             self._bar.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._bar:
             self._bar.stop()
 

@@ -17,7 +17,13 @@ SHOWN_CLASSES = 20
 
 
 def show_split(
-    run: Run, data: Dataset, partition: Partition, out: Path | None, csv: Path | None, picture: Path | None, as_json: bool
+    run: Run,
+    data: Dataset,
+    partition: Partition,
+    out: Path | None,
+    csv: Path | None,
+    picture: Path | None,
+    as_json: bool,
 ) -> None:
     """Saves what was asked for and shows the partition."""
     labels = data.train.y.numpy()
@@ -30,7 +36,9 @@ def show_split(
         partition.export_csv(csv, labels)
     if picture:
         if counts is None:
-            raise InputError(f"a picture shows up to {MATRIX_CLIENTS} clients, got {len(partition)}; leave --picture out")
+            raise InputError(
+                f"a picture shows up to {MATRIX_CLIENTS} clients, got {len(partition)}; leave --picture out"
+            )
         plot_split(counts, data.classes, picture, f"{run.data}, {run.split}")
     if as_json:
         shown = {"counts": counts.tolist()} if counts is not None else {}
@@ -48,7 +56,16 @@ def show_split(
 
 
 def _show_summary(summary: SkewSummary, partition: Partition) -> None:
-    rows = table("over clients", "mean", "min", "10 %", "median", "90 %", "max", title=f"\n{summary.clients} clients, {summary.samples} samples, hash {partition.hash}")
+    rows = table(
+        "over clients",
+        "mean",
+        "min",
+        "10 %",
+        "median",
+        "90 %",
+        "max",
+        title=f"\n{summary.clients} clients, {summary.samples} samples, hash {partition.hash}",
+    )
     names = {
         "samples": summary.sizes, "classes held": summary.classes, "effective classes": summary.effective_classes,
         "total variation to all": summary.total_variation, "KL to all (bits)": summary.kl,

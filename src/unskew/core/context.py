@@ -37,7 +37,7 @@ class LocalSettings:
 
 
 class Diagnostics:
-    """Numbers noted during a visit for the record; methods never read them back. Kept as tensors: no synchronisation."""
+    """Numbers noted during a visit, for the record only; kept as tensors, so nothing waits for them."""
 
     def __init__(self) -> None:
         self._sums: dict[str, tuple[Tensor | float, int]] = {}

@@ -9,9 +9,8 @@ from typing import Literal, Protocol
 from unskew.core.tree import Groups
 
 Kind = Literal["train", "survey", "test", "validate", "personal"]
-"""`train`: local training; `survey`: statistics before it; `test`: the global model on a part of the test set; `validate`: of
-the validation set;
-`personal`: a client's own model on its own test set."""
+"""`train`: local training; `survey`: statistics before it; `test`: the global model on a part of the test set;
+`validate`: on a part of the validation set; `personal`: a client's own model on its own test set."""
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from unskew.models.base import Output
 class Method(Component):
     """What clients and server do in a round; the defaults are FedAvg."""
 
-    terms: tuple[Term, ...] = param((), doc="extra loss terms, added to the method's own")
+    terms: tuple[Term, ...] = param(default=(), doc="extra loss terms, added to the method's own")
 
     personal: ClassVar[tuple[str, ...]] = ()
     """Patterns of parameters that never leave the client (`head.*`; `@norm`: normalisation layers)."""

@@ -51,7 +51,12 @@ class Net:
         self._param_slots = _slots(model, "_parameters")
         self._buffer_slots = _slots(model, "_buffers")
         self._norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-        norm_layers = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm, nn.modules.instancenorm._InstanceNorm)
+        norm_layers = (
+            nn.modules.batchnorm._BatchNorm,
+            nn.GroupNorm,
+            nn.LayerNorm,
+            nn.modules.instancenorm._InstanceNorm,
+        )
         norm = {
             f"{path}.{key}"
             for path, m in model.named_modules()

@@ -1,4 +1,4 @@
-"""How the server merges one group of the replies: each is fed reply by reply, in the sampled order, and keeps sums only."""
+"""How the server merges one group of the replies: fed reply by reply, in the sampled order."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Reducers = Mapping[str, Any]
 """Name of the merged value → reducer of the group of that name, or (group, reducer) to read another group."""
 
 
-class mean:  # noqa: N801 - reads as a word in a method's declaration
+class mean:
     """The weighted mean over the clients that sent the name."""
 
     def __init__(self, s: ServerContext) -> None:
@@ -48,7 +48,7 @@ class mean:  # noqa: N801 - reads as a word in a method's declaration
         return {name: total / self._weight[name] for name, total in self._sum.items() if self._weight[name] > 0}
 
 
-class total:  # noqa: N801
+class total:
     """The plain sum, each client counting once."""
 
     def __init__(self, s: ServerContext) -> None:
@@ -64,7 +64,7 @@ class total:  # noqa: N801
         return self._sum
 
 
-class mean_over_all_clients(total):  # noqa: N801
+class mean_over_all_clients(total):
     """The sum over the round's clients divided by the number of all clients: absent ones count as zero."""
 
     def __init__(self, s: ServerContext) -> None:
@@ -76,7 +76,7 @@ class mean_over_all_clients(total):  # noqa: N801
         return {name: value / self._clients for name, value in self._sum.items()}
 
 
-class buffers(mean):  # noqa: N801
+class buffers(mean):
     """BatchNorm's statistics: floating ones by weighted mean, counters by maximum (sheet 0.1.1)."""
 
     def __init__(self, s: ServerContext) -> None:
@@ -95,7 +95,7 @@ class buffers(mean):  # noqa: N801
         return {**super().result(), **self._largest}
 
 
-class concat:  # noqa: N801
+class concat:
     """Tensors of all clients joined along the first dimension: condensed data, replies of different size."""
 
     def __init__(self, s: ServerContext) -> None:
@@ -111,7 +111,7 @@ class concat:  # noqa: N801
         return {name: torch.cat(parts) for name, parts in self._parts.items()}
 
 
-class per_client:  # noqa: N801
+class per_client:
     """Every client's tree and weight, kept apart: for methods that compare or combine clients one by one."""
 
     def __init__(self, s: ServerContext) -> None:

@@ -27,6 +27,21 @@ T = TypeVar("T", bound="Component")
 C = TypeVar("C")
 
 
+def param(
+    *,
+    default: Any = ...,
+    doc: str,
+    source: str = "",
+    ge: float | None = None,
+    gt: float | None = None,
+    le: float | None = None,
+    lt: float | None = None,
+) -> Any:
+    """One option of a component: its default, bounds, meaning, and where the default comes from."""
+    return pydantic.Field(default, description=doc, json_schema_extra={"source": source}, ge=ge, gt=gt, le=le, lt=lt)
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(param,))
 @dataclasses.dataclass(frozen=True)
 class Component:
     """Something with a name, options and a text form; registered classes derive from it."""
@@ -44,22 +59,6 @@ class Component:
         return f"{self.name}({', '.join(given)})" if given else self.name
 
 
-def param(
-    default: Any = ...,
-    *,
-    doc: str,
-    source: str = "",
-    ge: float | None = None,
-    gt: float | None = None,
-    le: float | None = None,
-    lt: float | None = None,
-) -> Any:
-    """One option of a component: its default, bounds, meaning, and where the default comes from."""
-    return pydantic.Field(
-        default, description=doc, json_schema_extra={"source": source}, ge=ge, gt=gt, le=le, lt=lt
-    )
-
-
 class Registry(Generic[T]):
     """The components of one kind, by name."""
 
@@ -70,7 +69,6 @@ class Registry(Generic[T]):
         self._classes: dict[str, type[T]] = {}
         Registry.every.append(self)
 
-    @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(param,))
     def register(self, name: str) -> Callable[[type[C]], type[C]]:
         """Class decorator: makes the class a frozen, validated dataclass and gives it this name."""
 
@@ -102,7 +100,7 @@ class Registry(Generic[T]):
             return spec
         table = parse(spec) if isinstance(spec, str) else dict(typing.cast("Mapping[str, Any]", spec))
         if not isinstance(table.get("name"), str):
-            raise InputError(f"a {self.kind} needs a name, such as name = \"{next(iter(self), '…')}\"; got {table}")
+            raise InputError(f'a {self.kind} needs a name, such as name = "{next(iter(self), "…")}"; got {table}')
         cls = self.get(table.pop("name"))
         return construct(cls, self._named(cls, table))
 
@@ -114,7 +112,9 @@ class Registry(Generic[T]):
         # a wrapper's first positional argument is what it wraps; inherited options come last
         order = sorted(names, key=lambda n: (n != "inner", n not in vars(cls).get("__annotations__", {})))
         if len(positional) > len(order):
-            raise InputError(f"{cls.name} takes at most {len(order)} arguments ({', '.join(order)}), got {len(positional)}")
+            raise InputError(
+                f"{cls.name} takes at most {len(order)} arguments ({', '.join(order)}), got {len(positional)}"
+            )
         for key, value in zip(order, positional, strict=False):
             if key in table:
                 raise InputError(f"{cls.name}: argument '{key}' is given twice")
@@ -131,7 +131,11 @@ def component_fields(cls: type) -> dict[str, Registry[Any]]:
     for key, hint in _hints(cls).items():
         for candidate in (hint, *typing.get_args(hint)):
             for registry in Registry.every:
-                if isinstance(candidate, type) and issubclass(candidate, Component) and issubclass(candidate, registry.base):
+                if (
+                    isinstance(candidate, type)
+                    and issubclass(candidate, Component)
+                    and issubclass(candidate, registry.base)
+                ):
                     found[key] = registry
     return found
 
@@ -228,7 +232,9 @@ def _convert(node: ast.expr, text: str) -> Any:
             if len(set(names)) < len(names):
                 raise InputError(f"cannot read '{text}'; an argument is given twice")
             return table | {str(k.arg): _convert(k.value, text) for k in keywords}
-    raise InputError(f"cannot read '{ast.unparse(node)}' in '{text}'; expected numbers, words, lists or name(argument=value)")
+    raise InputError(
+        f"cannot read '{ast.unparse(node)}' in '{text}'; expected numbers, words, lists or name(argument=value)"
+    )
 
 
 def split_list(text: str) -> list[str]:
@@ -311,4 +317,8 @@ def _text(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(_text(item) for item in value) + "]"
-    return value if isinstance(value, str) and value.isidentifier() else (repr(value) if isinstance(value, str) else str(value))
+    return (
+        value
+        if isinstance(value, str) and value.isidentifier()
+        else (repr(value) if isinstance(value, str) else str(value))
+    )

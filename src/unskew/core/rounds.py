@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -16,8 +15,6 @@ from unskew.core.store import StateStore
 from unskew.core.task import Task
 from unskew.core.tree import Groups
 
-log = logging.getLogger(__name__)
-
 
 @dataclass
 class Round:
@@ -29,9 +26,7 @@ class Round:
     clients: list[dict[str, Any]] = field(default_factory=list)
 
 
-def rounds(
-    task: Task, executor: Executor, store: StateStore, server: Groups, first: int, last: int
-) -> Iterator[Round]:
+def rounds(task: Task, executor: Executor, store: StateStore, server: Groups, first: int, last: int) -> Iterator[Round]:
     """Plays rounds `first` to `last`: sample, send, work, merge, update."""
     method = task.method
     for number in range(first, last + 1):
@@ -94,7 +89,6 @@ class _Exchange:
         self.up[reply.client] = self.up.get(reply.client, 0) + tree.nbytes(reply.groups) + own_weight
         finite = tree.all_finite(reply.groups)
         if not finite:
-            log.warning("round %d: client %d sent NaN or infinite values and is left out", self.s.round, reply.client)
             self.excluded.append(reply.client)
         else:
             for group, reducer in accumulators:

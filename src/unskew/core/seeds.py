@@ -21,7 +21,7 @@ def generator(seed: int, purpose: str, round_: int = 0, client: int = -1) -> tor
 
 
 def seed_layers(seed: int, purpose: str, round_: int = 0, client: int = -1) -> None:
-    """Seeds torch's global generator, which dropout and initialisers of modules draw from and nothing else here does."""
+    """Seeds torch's global generator, which only dropout and the initialisers of modules draw from."""
     # torch.manual_seed also walks over accelerators and took 230 µs a call; this takes 3
     torch.default_generator.manual_seed(number(seed, purpose, round_, client))
 

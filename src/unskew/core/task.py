@@ -99,7 +99,7 @@ class Task:
         """Does one job: the same function in every executor."""
         seeds.seed_layers(self.seed, f"layers/{job.kind}", job.round, job.client)
         began = time.perf_counter()
-        reply = getattr(self, f"_{job.kind}")(job)
+        reply: Reply = getattr(self, f"_{job.kind}")(job)
         return replace(reply, seconds=time.perf_counter() - began)
 
     def _visit(self, job: Job) -> ClientContext:

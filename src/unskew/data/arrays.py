@@ -154,10 +154,10 @@ def class_names(parts: list[Samples], given: Array | None, where: str) -> tuple[
         if highest >= len(names):
             raise InputError(f"{where}: label {highest} is out of range for {len(names)} classes; fix one of them")
         return names
-    gaps = sorted(set(range(highest + 1)) - set(present)) if highest < 1 << 20 else [0]
-    if gaps:
+    gap = next((number for number, label in enumerate(present) if number != label), None)
+    if gap is not None:
         raise InputError(
-            f"{where}: labels must be 0..K-1, but {gaps[0]} never occurs while {highest} does; "
-            f"renumber them or add an array `classes` of names"
+            f"{where}: labels must be 0..K-1, but {gap} never occurs while {highest} does; "
+            "renumber them or add an array `classes` of names"
         )
     return tuple(str(number) for number in range(highest + 1))

@@ -95,7 +95,7 @@ class Cifar10(_Cifar):
 class Cifar100(_Cifar):
     """Photographs of a hundred kinds of things, 32x32 colour."""
 
-    coarse: bool = param(False, doc="the 20 coarse classes instead of the 100 fine ones")
+    coarse: bool = param(default=False, doc="the 20 coarse classes instead of the 100 fine ones")
 
     about = About("50,000 train / 10,000 test", 100, (3, 32, 32), HOMEPAGE)
     files = (
@@ -128,7 +128,7 @@ class Cifar101(Source):
     No checksum is published for its files, so downloads of them are not verified.
     """
 
-    version: Literal["v4", "v6"] = param("v6", doc="v4 has 2,021 test images, v6 (class-balanced) 2,000")
+    version: Literal["v4", "v6"] = param(default="v6", doc="v4 has 2,021 test images, v6 (class-balanced) 2,000")
 
     about = About("50,000 train (CIFAR-10) / 2,000 test (v4: 2,021)", 10, (3, 32, 32), CIFAR_10_1, "MIT")
     files = Cifar10.files + tuple(

@@ -75,7 +75,9 @@ def _check(name: str, part: str, samples: Samples, num_classes: int) -> None:
     if len(y) == 0:
         raise InputError(f"data '{name}': {part} holds no samples; give it at least one")
     if y.dtype != torch.int64 or y.dim() != 1:
-        raise InputError(f"data '{name}': {part} labels must be a flat int64 tensor, got {y.dtype} of shape {tuple(y.shape)}")
+        raise InputError(
+            f"data '{name}': {part} labels must be a flat int64 tensor, got {y.dtype} of shape {tuple(y.shape)}"
+        )
     low, high = int(y.min()), int(y.max())
     if low < 0 or high >= num_classes:
         raise InputError(

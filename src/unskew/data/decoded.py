@@ -66,4 +66,5 @@ def _stats(origin: Path) -> Iterator[tuple[str, os.stat_result]]:
         folders.sort()
         for name in sorted(names):
             path = Path(folder, name)
-            yield str(path.relative_to(origin)), path.stat()
+            if path.is_file():  # a broken link is not
+                yield str(path.relative_to(origin)), path.stat()

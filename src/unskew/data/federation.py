@@ -17,7 +17,7 @@ from unskew.data.transforms import Augment
 from unskew.errors import InputError
 
 LocalTest = Literal["none", "proportional", "holdout"]
-"""A client's test set: none; test samples in its label proportions; or a share of its own samples, kept out of training."""
+"""A client's test set: none; test samples in its label shares; or a part of its own samples, kept out of training."""
 
 _PLAIN = Augment()
 

@@ -32,7 +32,7 @@ def _part(x: Array, tags: Array, part: int, where: Path) -> Samples:
 class Cinic10(Source):
     """CIFAR-10's classes with images from ImageNet, 32x32 colour."""
 
-    validation: bool = param(False, doc="also load the 90,000 validation images")
+    validation: bool = param(default=False, doc="also load the 90,000 validation images")
 
     about = About(
         "90,000 train / 90,000 validation / 90,000 test", 10, (3, 32, 32),

@@ -13,7 +13,7 @@ from unskew.errors import InputError
 class Given(Source):
     """A `Dataset` that a Python program handed over; the record keeps its name only."""
 
-    kind: str = param("", doc="the data set's name, for the record")
+    kind: str = param(default="", doc="the data set's name, for the record")
 
     def load(self, find: Finder) -> Dataset:
         """There is nothing to load: the program must hand the data over again."""

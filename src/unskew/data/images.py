@@ -24,8 +24,8 @@ BROKEN = (OSError, EOFError, zlib.error, zipfile.BadZipFile, tarfile.TarError)
 
 
 def is_image(name: str) -> bool:
-    """Whether a file name is one of an image; hidden files are not."""
-    return name.lower().endswith(SUFFIXES) and not name.rpartition("/")[2].startswith(".")
+    """Whether a relative path is one of an image; hidden files and folders are left out."""
+    return name.lower().endswith(SUFFIXES) and not any(part.startswith((".", "__MACOSX")) for part in name.split("/"))
 
 
 def decode_images(origin: Path, tags: Tags, variant: str, *, size: int, grey: bool = False) -> tuple[Array, Array]:

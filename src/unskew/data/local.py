@@ -24,7 +24,7 @@ class Batch(NamedTuple):
 
     x: Tensor
     y: Tensor
-    index: Tensor
+    positions: Tensor
 
 
 class LocalData:
@@ -101,5 +101,3 @@ def batch_bounds(n: int, size: int, drop_last: bool = False, skip_single: bool =
     if skip_single:
         bounds = [(start, stop) for start, stop in bounds if stop - start > 1]
     return bounds
-
-

@@ -34,7 +34,7 @@ class _MedMnist(Source):
     """One .npz with official training, validation and test samples."""
 
     use_validation_for_training: bool = param(
-        False, doc="train on training and validation samples", source="FedSOL trains on both"
+        default=False, doc="train on training and validation samples", source="FedSOL trains on both"
     )
 
     folders: ClassVar[tuple[str, ...]] = ("medmnist", "MedMNIST")

@@ -35,7 +35,7 @@ class Npz(Source):
     """
 
     path: str = param(doc="the file")
-    test: float = param(0.2, gt=0, lt=1, doc="share of test samples where the file has no split of its own")
+    test: float = param(default=0.2, gt=0, lt=1, doc="share of test samples where the file has no split of its own")
 
     about = YOURS
 
@@ -50,9 +50,9 @@ class Folder(Source):
     """Your own images: one folder per class, optionally below `train`, `test` and `val`."""
 
     path: str = param(doc="the folder")
-    size: int = param(32, ge=1, le=4096, doc="images are resized to this height and width")
-    grey: bool = param(False, doc="one channel instead of three")
-    test: float = param(0.2, gt=0, lt=1, doc="share of test samples where there is no folder `test`")
+    size: int = param(default=32, ge=1, le=4096, doc="images are resized to this height and width")
+    grey: bool = param(default=False, doc="one channel instead of three")
+    test: float = param(default=0.2, gt=0, lt=1, doc="share of test samples where there is no folder `test`")
 
     about = YOURS
 
@@ -83,9 +83,9 @@ class ClientsFolder(Source):
     """Your own images with a natural split: one folder per client, below it one per class."""
 
     path: str = param(doc="the folder")
-    size: int = param(32, ge=1, le=4096, doc="images are resized to this height and width")
-    grey: bool = param(False, doc="one channel instead of three")
-    test: float = param(0.2, gt=0, lt=1, doc="share of test samples, in every class of every client")
+    size: int = param(default=32, ge=1, le=4096, doc="images are resized to this height and width")
+    grey: bool = param(default=False, doc="one channel instead of three")
+    test: float = param(default=0.2, gt=0, lt=1, doc="share of test samples, in every class of every client")
 
     about = YOURS
 

@@ -56,9 +56,13 @@ class Dirichlet(Split):
     """
 
     alpha: float = param(gt=0, le=1e6, doc="concentration: the smaller, the more skewed the labels")
-    min_size: int = param(10, ge=0, doc="samples that the smallest client must get", source="FedSOL, NIID-Bench")
-    tries: int = param(1000, ge=1, doc="draws before giving up on min_size")
-    cap: Cap = param("integer", doc="a client is full at n // N samples, at n / N, or never", source="FedSOL: integer")
+    min_size: int = param(
+        default=10, ge=0, doc="samples that the smallest client must get", source="FedSOL, NIID-Bench"
+    )
+    tries: int = param(default=1000, ge=1, doc="draws before giving up on min_size")
+    cap: Cap = param(
+        default="integer", doc="a client is full at n // N samples, at n / N, or never", source="FedSOL: integer"
+    )
 
     @pydantic.field_validator("cap", mode="before")
     @classmethod
@@ -81,7 +85,7 @@ class Dirichlet(Split):
             if sizes.min() >= self.min_size:
                 return indices, sizes
             smallest, short = max(smallest, int(sizes.min())), min(short, int((sizes < self.min_size).sum()))
-            if draw >= 20 and short >= 30:  # the chance that a draw leaves none short is about exp(-short)
+            if draw >= 20 and short >= 10:  # the chance that a draw leaves none short is about exp(-short)
                 break
         raise InputError(
             f"{self.name}: after {draw} draws the smallest of {clients} clients has at most {smallest} samples, "
@@ -94,8 +98,8 @@ class DirichletUncapped(Split):
     """Each class is dealt out with shares drawn from a Dirichlet distribution, however large a client gets."""
 
     alpha: float = param(gt=0, le=1e6, doc="concentration: the smaller, the more skewed labels and sizes")
-    min_size: int = param(10, ge=0, doc="samples that the smallest client must get")
-    tries: int = param(1000, ge=1, doc="draws before giving up on min_size")
+    min_size: int = param(default=10, ge=0, doc="samples that the smallest client must get")
+    tries: int = param(default=1000, ge=1, doc="draws before giving up on min_size")
 
     def assign(self, dataset: Dataset, clients: int, rng: RandomState) -> tuple[Ints, Ints]:
         """As dirichlet, without its cap."""

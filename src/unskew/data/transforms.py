@@ -74,10 +74,14 @@ def transform(spec: str | Mapping[str, Any] | Transform | None) -> Transform:
 class Augment(Transform):
     """Any combination of random crop, horizontal flip and cutout."""
 
-    crop: int = param(0, ge=0, doc="padding in pixels before a random crop back to the image's size; 0: no crop")
-    pad_mode: Literal["zeros", "reflect"] = param("zeros", doc="what the padding holds: black pixels or mirrored ones")
-    flip: bool = param(False, doc="mirror left and right with probability 1/2")
-    cutout: int = param(0, ge=0, doc="side of a square set to 0 after normalisation; 0: none")
+    crop: int = param(
+        default=0, ge=0, doc="padding in pixels before a random crop back to the image's size; 0: no crop"
+    )
+    pad_mode: Literal["zeros", "reflect"] = param(
+        default="zeros", doc="what the padding holds: black pixels or mirrored ones"
+    )
+    flip: bool = param(default=False, doc="mirror left and right with probability 1/2")
+    cutout: int = param(default=0, ge=0, doc="side of a square set to 0 after normalisation; 0: none")
 
     @property
     def is_identity(self) -> bool:
@@ -151,26 +155,34 @@ class Unvaried(Augment):
 class Flip(Augment):
     """Horizontal flip."""
 
-    flip: bool = param(True, doc="mirror left and right with probability 1/2", source="FedSOL, Path- and TissueMNIST")
+    flip: bool = param(
+        default=True, doc="mirror left and right with probability 1/2", source="FedSOL, Path- and TissueMNIST"
+    )
 
 
 @transforms.register("crop_flip")
 class CropFlip(Augment):
     """Crop with a black padding of 4, and flip."""
 
-    crop: int = param(4, ge=0, doc="padding in pixels before a random crop", source="FedBlade; FedSOL on SVHN")
-    flip: bool = param(True, doc="mirror left and right with probability 1/2", source="FedBlade; FedSOL on SVHN")
+    crop: int = param(default=4, ge=0, doc="padding in pixels before a random crop", source="FedBlade; FedSOL on SVHN")
+    flip: bool = param(
+        default=True, doc="mirror left and right with probability 1/2", source="FedBlade; FedSOL on SVHN"
+    )
 
 
 @transforms.register("fedsol_cinic")
 class FedSolCinic(CropFlip):
     """Crop with a mirrored padding of 4, and flip."""
 
-    pad_mode: Literal["zeros", "reflect"] = param("reflect", doc="what the padding holds", source="FedSOL, CINIC-10")
+    pad_mode: Literal["zeros", "reflect"] = param(
+        default="reflect", doc="what the padding holds", source="FedSOL, CINIC-10"
+    )
 
 
 @transforms.register("fedsol_cifar")
 class FedSolCifar(CropFlip):
     """Crop with a black padding of 4, flip, and a cutout of 16; FedSOL uses it for CIFAR-10 and MNIST."""
 
-    cutout: int = param(16, ge=0, doc="side of a square set to 0 after normalisation", source="FedSOL, CIFAR-10")
+    cutout: int = param(
+        default=16, ge=0, doc="side of a square set to 0 after normalisation", source="FedSOL, CIFAR-10"
+    )

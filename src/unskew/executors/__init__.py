@@ -1,0 +1,1 @@
+"""Who does the clients' work: one file per way."""

@@ -44,9 +44,7 @@ class Arena:
 
     def read(self, layout: Layout, *, copy: bool) -> Groups:
         """The tensors of a layout: views on the shared memory, or copies that outlive the next `clear`."""
-        groups = {
-            group: {name: self._view(*place) for name, place in tree.items()} for group, tree in layout.items()
-        }
+        groups = {group: {name: self._view(*place) for name, place in tree.items()} for group, tree in layout.items()}
         if copy:
             return {group: {name: value.clone() for name, value in tree.items()} for group, tree in groups.items()}
         return groups

@@ -29,9 +29,13 @@ from unskew.data.local import Batch
 class Scaffold(Method):
     """Corrects local gradients by the difference of the server's and the client's control variate."""
 
-    server_lr: float = param(1.0, gt=0, doc="step of the server along the mean difference", source="paper, Sec. 7")
+    server_lr: float = param(
+        default=1.0, gt=0, doc="step of the server along the mean difference", source="paper, Sec. 7"
+    )
     divisor: Literal["momentum", "plain"] = param(
-        "momentum", doc="steps counted in a new control: corrected for momentum, or as taken", source="FedSOL's code"
+        default="momentum",
+        doc="steps counted in a new control: corrected for momentum, or as taken",
+        source="FedSOL's code",
     )
 
     reducers = {"delta": mean, "buffers": buffers, "control": mean_over_all_clients}

@@ -39,8 +39,7 @@ def evaluate_clients(
     s = task.server_context(round_)
     chosen = sorted(seeds.cohort(task.seed, 0, task.num_clients, min(limit, task.num_clients)))
     jobs = (
-        Job("personal", round_, client, task.method.download(s, server, client), store.get(client))
-        for client in chosen
+        Job("personal", round_, client, task.method.download(s, server, client), store.get(client)) for client in chosen
     )
     rows = []
     right_all = count_all = 0.0

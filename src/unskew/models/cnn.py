@@ -17,9 +17,11 @@ from unskew.models.layers import NORMS, as_rgb, image_shape
 class FedAvgCNN(Architecture):
     """CNN of the FedAvg paper as FedSOL uses it: two 5x5 convolutions (32, 64) and a hidden layer of 512."""
 
-    padding: int = param(2, ge=0, le=2, doc="padding of both convolutions", source="FedSOL code")
+    padding: int = param(default=2, ge=0, le=2, doc="padding of both convolutions", source="FedSOL code")
     replicate_grey: bool = param(
-        True, doc="grey images become three-channel ones; else the network takes one channel", source="FedSOL code"
+        default=True,
+        doc="grey images become three-channel ones; else the network takes one channel",
+        source="FedSOL code",
     )
 
     def build(self, shape: tuple[int, ...], num_classes: int) -> Model:
@@ -44,7 +46,7 @@ class FedASCNN(Architecture):
 class CNN8(Architecture):
     """CNN for 8x8 digits: two 3x3 convolutions (16, 32), max-pool and a hidden layer of 64."""
 
-    norm: Literal["none", "batch"] = param("none", doc="normalisation after each convolution")
+    norm: Literal["none", "batch"] = param(default="none", doc="normalisation after each convolution")
 
     def build(self, shape: tuple[int, ...], num_classes: int) -> Model:
         """64 features, a linear head."""

@@ -15,9 +15,9 @@ from unskew.models.layers import NORMS, image_shape
 class ConvNet3(Architecture):
     """ConvNet of FedAF: three times 3x3 convolution, normalisation, ReLU, average-pool; then a linear head."""
 
-    width: int = param(128, ge=1, doc="channels of every convolution", source="FedAF paper")
+    width: int = param(default=128, ge=1, doc="channels of every convolution", source="FedAF paper")
     norm: Literal["batch", "batch_stats", "instance", "none"] = param(
-        "batch",
+        default="batch",
         doc="batch; batch_stats (no running statistics); instance (as in data condensation); none",
         source="FedAF paper",
     )

@@ -16,7 +16,9 @@ from unskew.models.base import Architecture, Model, architectures
 class MLP(Architecture):
     """Fully connected network with ReLU; takes inputs of any shape; no hidden layer is logistic regression."""
 
-    hidden: tuple[PositiveInt, ...] = param((64,), doc="widths of the hidden layers; the last one gives the features")
+    hidden: tuple[PositiveInt, ...] = param(
+        default=(64,), doc="widths of the hidden layers; the last one gives the features"
+    )
 
     def build(self, shape: tuple[int, ...], num_classes: int) -> Model:
         """Flatten, hidden layers; a linear head."""

@@ -57,7 +57,9 @@ class Python(Architecture):
     """Your own network: a Python function (or class) of the input's shape and the number of classes."""
 
     target: str = param(doc="path/to/file.py:function or package.module:function, called with (shape, num_classes)")
-    head: str = param("", doc="name of its last layer, such as fc; not needed where the function returns a Model")
+    head: str = param(
+        default="", doc="name of its last layer, such as fc; not needed where the function returns a Model"
+    )
 
     def build(self, shape: tuple[int, ...], num_classes: int) -> Model:
         """The function's network, split at its head and tried on two random inputs."""
@@ -84,8 +86,8 @@ class Python(Architecture):
 class Given(Architecture):
     """A module that a Python program handed over; it starts from the weights it has, whatever the seed."""
 
-    kind: str = param("", doc="the module's class, for the record")
-    head: str = param("", doc="name of its last layer")
+    kind: str = param(default="", doc="the module's class, for the record")
+    head: str = param(default="", doc="name of its last layer")
 
     @classmethod
     def of(cls, module: nn.Module, head: str = "") -> Given:

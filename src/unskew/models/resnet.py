@@ -20,7 +20,9 @@ class ResNet18(Architecture):
     """ResNet-18 for small images: 3x3 stem, no max-pool, strides 1, 2, 2, 2."""
 
     norm: Literal["batch", "batch_stats"] = param(
-        "batch", doc="batch_stats: batch statistics at test time too (no buffers), as FedSOL does", source="FedBlade"
+        default="batch",
+        doc="batch_stats: batch statistics at test time too (no buffers), as FedSOL does",
+        source="FedBlade",
     )
 
     def build(self, shape: tuple[int, ...], num_classes: int) -> Model:
@@ -55,7 +57,9 @@ class ResNet50(Architecture):
     """ResNet-50 for small images: 3x3 stem, no max-pool, bottleneck blocks."""
 
     norm: Literal["batch", "batch_stats"] = param(
-        "batch", doc="batch_stats: batch statistics at test time too (no buffers)", source="FLFA, form not stated"
+        default="batch",
+        doc="batch_stats: batch statistics at test time too (no buffers)",
+        source="FLFA, form not stated",
     )
 
     def build(self, shape: tuple[int, ...], num_classes: int) -> Model:

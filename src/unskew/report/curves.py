@@ -26,11 +26,11 @@ def plot_curves(curves: Mapping[str, Sequence[Curve]], path: Path, title: str) -
         rounds = np.array([round_ for round_, _ in seeds[0]])
         values = 100 * np.array([[value for _, value in curve] for curve in seeds])
         mean = values.mean(0)
-        look = {"color": COLOURS[number % len(COLOURS)], "linestyle": STYLES[(number // len(COLOURS)) % len(STYLES)]}
-        axes.plot(rounds, mean, linewidth=1.8, label=f"{method}  ({mean[-1]:.1f} %)", **look)
+        colour, style = COLOURS[number % len(COLOURS)], STYLES[(number // len(COLOURS)) % len(STYLES)]
+        axes.plot(rounds, mean, color=colour, linestyle=style, linewidth=1.8, label=f"{method}  ({mean[-1]:.1f} %)")
         if len(seeds) > 1:
             std = values.std(0, ddof=1)
-            axes.fill_between(rounds, mean - std, mean + std, color=look["color"], alpha=0.15, linewidth=0)
+            axes.fill_between(rounds, mean - std, mean + std, color=colour, alpha=0.15, linewidth=0)
     axes.set_xlabel("round")
     axes.set_ylabel("test accuracy (%)")
     axes.set_title(title, loc="left", fontsize=10)

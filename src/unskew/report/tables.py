@@ -99,7 +99,12 @@ def _latex(table: Table) -> str:
 def _json(table: Table) -> str:
     def cell(value: Cell) -> dict[str, Any]:
         mean, std = mean_and_std(value.values) if value.values else (None, None)
-        return {"mean": mean, "std": None if std is None or math.isnan(std) else std, "seeds": list(value.values), "mark": value.mark}
+        return {
+            "mean": mean,
+            "std": None if std is None or math.isnan(std) else std,
+            "seeds": list(value.values),
+            "mark": value.mark,
+        }
 
     rows = [
         {"method": name, **{column: cell(value) for column, value in zip(table.columns, cells, strict=True)}}

@@ -17,7 +17,7 @@ from unskew.models.base import Output
 class Prox(Term):
     """(mu/2) ||w - w^t||^2: the squared distance of the trained parameters to the received model."""
 
-    mu: float = param(0.01, ge=0, doc="strength", source="FedBlade's experiments")
+    mu: float = param(default=0.01, ge=0, doc="strength", source="FedBlade's experiments")
 
     def __call__(self, c: ClientContext, params: Tree, batch: Batch, out: Output) -> Tensor:
         """Half mu times the squared distance."""
