@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from unskew import engine
 from unskew.config import Run
 from unskew.core.method import Method
+from unskew.core.registry import construct
 from unskew.data import load
 from unskew.data.dataset import Dataset
 from unskew.errors import InputError
@@ -46,16 +47,19 @@ def compare(
     announce: Announce | None = None,
 ) -> list[Played]:
     """Runs every method under every seed; finished cells are read back, interrupted ones are resumed."""
-    if len({str(method) for method in methods}) < len(methods):
-        raise InputError("a method is named twice in the comparison; give each once, with different options")
-    cells: list[Played] = []
+    names = [str(method) for method in methods]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice:
+        raise InputError(f"'{twice}' is named twice in the comparison; give each method once, with different options")
     loaded = dataset if dataset is not None else load(base.data, data_dir)
-    for seed in seeds:
-        for method in methods:
-            run = replace(base, method=method, seed=seed)
-            run = run.resolved(engine.prepare_data(run, data_dir, loaded))
-            watch = announce(run, len(cells) + 1, len(seeds) * len(methods)) if announce else None
-            cells.append(_cell(run, out / "runs" / f"{run.method.name}-seed{seed}-{run.hash}", data_dir, loaded, watch))
+    # every cell is checked before the first is played
+    wanted = [construct(Run, {**vars(base), "method": method, "seed": seed}) for seed in seeds for method in methods]
+    runs = [run.resolved(engine.prepare_data(run, data_dir, loaded)) for run in wanted]
+    cells: list[Played] = []
+    for run in runs:
+        watch = announce(run, len(cells) + 1, len(runs)) if announce else None
+        path = out / "runs" / f"{run.method.name}-seed{run.seed}-{run.hash}"
+        cells.append(_cell(run, path, data_dir, loaded, watch))
     return cells
 
 
@@ -81,7 +85,7 @@ def table(cells: Sequence[Played], title: str, metric: Metric = "last") -> Table
         return [tuple(value for value in values if value is not None) for values in found]
 
     key = _metric_key(metric, cells[0].summary)
-    accuracy = column(lambda s: 100 * s["accuracy"][key])
+    accuracy = column(lambda s: 100 * s["accuracy"][key] if key in s["accuracy"] else None)
     clients = column(lambda s: 100 * s["personal"]["mean"] if s["personal"] else None)
     worst = column(lambda s: 100 * s["personal"]["worst_decile"] if s["personal"] else None)
     time = _relative(column(lambda s: s["seconds"]["local"]))

@@ -145,7 +145,14 @@ class Run(Component):
         return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:12]
 
     def resolved(self, data: Dataset) -> Run:
-        """The run with what depends on the data filled in: the number of clients and the model."""
+        """The run with what depends on the data filled in, the number of clients and the model; refuses a misfit."""
+        if not self.augment.is_identity:
+            self.augment.check(data.shape)
+        if self.method.output == "personal" and self.evaluation.local_test == "none":
+            raise InputError(
+                f"{self.method.name} gives personal models only, so it needs local test sets; "
+                "set evaluation.local_test (--local-test) to proportional or holdout"
+            )
         clients = self.clients or self.split.fixed_clients(data) or 20
         return dataclasses.replace(self, clients=clients, model=self.model or default_model(data.shape))
 
@@ -181,7 +188,7 @@ def from_table(table: Mapping[str, Any]) -> Run:
     """A run from nested tables; unknown keys are errors that name the nearest ones."""
     from unskew.plugins import load_plugin
 
-    for path in table.get("plugins", ()):
+    for path in _plugins(table.get("plugins", ())):
         load_plugin(path)
     registries: dict[str, Registry[Any]] = component_fields(Run)
     names = [field.name for field in dataclasses.fields(Run)]
@@ -202,6 +209,12 @@ def from_table(table: Mapping[str, Any]) -> Run:
     return construct(Run, values)
 
 
+def _plugins(value: Any) -> list[str]:
+    if isinstance(value, (list, tuple)) and all(isinstance(path, str) and path for path in value):
+        return list(value)
+    raise InputError(f'plugins: expected a list of Python files or modules, such as ["mine.py"], got {value!r}')
+
+
 def _section(key: str, value: Any) -> Component:
     if isinstance(value, SECTIONS[key]):
         return value
@@ -220,9 +233,11 @@ def read_file(path: Path) -> Table:
         table: Table = tomllib.loads(path.read_text(encoding="utf-8"))
         return table
     except OSError as error:
-        raise InputError(f"cannot read the run file {path}: {error.strerror or error}") from None
+        raise InputError(
+            f"cannot read the run file {path}: {error.strerror or error}; give the path of a TOML file"
+        ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is not a valid TOML file: {error}") from None
+        raise InputError(f"{path} is not a valid TOML file: {error}; mend it there") from None
 
 
 def override(table: Mapping[str, Any], path: str, value: Any) -> Table:

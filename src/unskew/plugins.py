@@ -43,7 +43,9 @@ def call_object(target: str, what: str, *args: Any) -> Any:
         raise InputError(f"{what} {target}: expected a function or class, got {type(function).__name__}")
     try:
         return function(*args)
-    except Exception as error:
+    except InputError as error:
+        raise InputError(f"{what} {target}: {error}") from None
+    except (Exception, SystemExit) as error:
         raise InputError(f"{what} {target} failed: {_explain(error, target.rpartition(':')[0])}") from error
 
 
@@ -54,7 +56,7 @@ def _load_module(place: str, what: str) -> ModuleType:
     try:
         with _importing:
             return _load_file(Path(place).resolve()) if is_file else _load_name(place)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InputError(f"{what} {place} cannot be imported: {_explain(error, place)}") from error
 
 

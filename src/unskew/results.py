@@ -13,7 +13,9 @@ Rows are only ever appended; where a round was played again after a crash with a
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +26,21 @@ from unskew.core import wire
 from unskew.errors import InputError
 
 Row = dict[str, Any]
+SUMMARY = {"method", "data", "rounds", "accuracy", "personal", "loss", "bytes_up", "bytes_down", "seconds", "diverged"}
+"""What every summary.json holds, at least."""
+
+
+def to_json(value: Any, indent: int | None = None) -> str:
+    """JSON that every reader takes: NaN and infinities, which it has no word for, become null."""
+    return json.dumps(_finite(value), indent=indent, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class RunFolder:
@@ -40,25 +57,28 @@ class RunFolder:
         folder = cls(path)
         try:
             if path.exists() and (not path.is_dir() or any(path.iterdir())):
-                raise InputError(f"{path} is there already{folder._what_it_holds()}; nothing was changed")
+                raise InputError(f"{path} is there already and {folder._what_it_holds()}; nothing was changed")
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise InputError(f"cannot create the run folder {path}: {error.strerror or error}") from None
+            reason = error.strerror or error
+            raise InputError(f"cannot create the run folder {path}: {reason}; choose another --out") from None
         folder._write("run.toml", run.to_toml().encode())
         return folder
 
     def _what_it_holds(self) -> str:
+        if not self.path.is_dir():
+            return "is a file; choose another --out"
         if (self.path / "summary.json").exists():
-            return " and holds a finished run; choose another --out"
+            return "holds a finished run; choose another --out"
         if (self.path / "run.toml").exists():
-            return f" and holds an unfinished run; go on with 'unskew resume {self.path}' or choose another --out"
-        return " and is not empty; choose another --out"
+            return f"holds an unfinished run; go on with 'unskew resume {self.path}' or choose another --out"
+        return "is not empty; choose another --out"
 
     @classmethod
     def open(cls, path: Path) -> tuple[RunFolder, Run]:
         """An existing folder and its run."""
         if not (path / "run.toml").is_file():
-            raise InputError(f"{path} is not a run folder: it holds no run.toml")
+            raise InputError(f"{path} is not a run folder: it holds no run.toml; give the folder of an 'unskew run'")
         return cls(path), from_table(read_file(path / "run.toml"))
 
     @property
@@ -68,28 +88,40 @@ class RunFolder:
 
     def rounds(self) -> dict[int, Row]:
         """The row of each round; the last one written counts."""
-        return {row["round"]: row for row in self._rows("rounds.jsonl")}
+        return {row["round"]: row for row in self._rows("rounds.jsonl", "round")}
 
     def client_rows(self) -> list[Row]:
         """All rows about clients."""
-        return list(self._rows("clients.jsonl"))
+        return list(self._rows("clients.jsonl", "round", "client"))
 
     def summary(self) -> Row:
         """The figures of a finished run."""
         try:
-            found: Row = json.loads((self.path / "summary.json").read_text())
+            found: Row = json.loads((self.path / "summary.json").read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise InputError(f"cannot read {self.path / 'summary.json'}: {error}") from None
+            raise self._damaged("summary.json", str(error)) from None
+        if not isinstance(found, dict) or not found.keys() >= SUMMARY:
+            raise self._damaged("summary.json", "it lacks figures that every run has")
         return found
 
+    def _damaged(self, name: str, why: str) -> InputError:
+        return InputError(
+            f"cannot read {self.path / name}: {why}; remove the file, then 'unskew resume {self.path}' writes it again"
+        )
+
     def append(self, name: str, rows: list[Row]) -> None:
-        """Adds rows to a .jsonl file."""
-        if rows:
-            try:
-                with (self.path / name).open("a", encoding="utf-8") as file:
-                    file.write("".join(json.dumps(row) + "\n" for row in rows))
-            except OSError as error:
-                raise self._cannot_write(name, error) from None
+        """Adds rows to a .jsonl file: all of them or, where the disk is full, none."""
+        if not rows:
+            return
+        path = self.path / name
+        before = path.stat().st_size if path.exists() else 0
+        try:
+            with path.open("a", encoding="utf-8") as file:
+                file.write("".join(to_json(row) + "\n" for row in rows))
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.truncate(path, before)
+            raise self._cannot_write(name, error) from None
 
     def mend(self) -> None:
         """Cuts off a last line that a crash left unfinished: it is not a row yet."""
@@ -112,17 +144,23 @@ class RunFolder:
 
     def write_summary(self, summary: Row) -> None:
         """The figures; this ends the run."""
-        self._write("summary.json", (json.dumps(summary, indent=1) + "\n").encode())
+        self._write("summary.json", (to_json(summary, indent=1) + "\n").encode())
 
-    def _rows(self, name: str) -> Iterator[Row]:
+    def _rows(self, name: str, *keys: str) -> Iterator[Row]:
         path = self.path / name
         if not path.exists():
             return
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        for number, line in enumerate(path.read_bytes().splitlines(), 1):
             try:
-                yield json.loads(line)
+                row = json.loads(line)
             except ValueError:
-                raise InputError(f"{path} is damaged at line {number}: expected a JSON object") from None
+                row = None
+            if not isinstance(row, dict) or not all(isinstance(row.get(key), int) for key in keys):
+                raise InputError(
+                    f"{path} is damaged at line {number}: expected a JSON object with {' and '.join(keys)}; "
+                    "remove that line, or start the run anew in another folder"
+                )
+            yield row
 
     def _write(self, name: str, data: bytes) -> None:
         try:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import errno
+import io
 import logging
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -139,7 +140,7 @@ def data(name: Name = None, data_dir: DataDir = None, as_json: Json = False) -> 
 def models(
     name: Name = None,
     shape: Annotated[str, typer.Option(help="input shape for the parameter counts: channels,height,width")] = "3,32,32",
-    classes: Annotated[int, typer.Option(min=2, help="number of classes for the parameter counts")] = 10,
+    classes: Annotated[int, typer.Option(help="number of classes for the parameter counts")] = 10,
     as_json: Json = False,
 ) -> None:
     """Lists the models with their parameter counts, or explains one."""
@@ -172,6 +173,9 @@ class _Lines(logging.Handler):
 
 def main(arguments: list[str] | None = None) -> None:
     """The command's entry: bad input is one line and exit code 2, never a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that cannot show a sign shows ? instead
     logging.getLogger("unskew").handlers = [_Lines()]
     sys.exit(_guarded(arguments))
 
@@ -179,29 +183,45 @@ def main(arguments: list[str] | None = None) -> None:
 def _guarded(arguments: list[str] | None) -> int:
     try:
         code: Any = app(args=arguments, standalone_mode=False)
+        sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except InputError as error:
         return _say(one_line(error))
     except ClientError as error:
         if error.details:
-            errors.print(error.details.rstrip(), markup=False)
+            errors.print(error.details.rstrip())
         _say(f"{one_line(error)}; finished rounds are kept, 'unskew resume' goes on from the last checkpoint")
         return 1
     except KeyboardInterrupt:
         _say("interrupted; go on with 'unskew resume RUN'")
         return 130
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EPERM, errno.EDQUOT):
-            return _say(f"{error.strerror}: {error.filename or 'while writing'}; make room or choose another place")
-        raise
+        return _no_more_output() if isinstance(error, BrokenPipeError) else _told(error)
     except Exception as error:
         if hasattr(error, "format_message"):  # a wrong flag or value, told by the command-line library
-            return _say(f"{one_line(Exception(error.format_message()))} (see --help)")
+            message = " ".join(error.format_message().split()) or "no command was given"
+            return _say(f"{message} (see --help)")
         if type(error).__name__ == "Abort":
             return 130
         raise
 
 
+def _told(error: OSError) -> int:
+    """What the system refused: a full disk, a missing right, a name that is too long."""
+    _no_more_output()
+    where = error.filename or "standard output or a file"
+    return _say(f"{error.strerror or one_line(error)}: {where}; make room or choose another place")
+
+
+def _no_more_output() -> int:
+    """What could not be printed stays unprinted: the interpreter shall not try again when it ends."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 141  # as if ended by SIGPIPE, which is what `| head` expects
+
+
 def _say(text: str) -> int:
-    errors.print(f"error: {text}", markup=False, style="bold red" if errors.is_terminal else None)
+    errors.print(f"error: {text}", style="bold red" if errors.is_terminal else None)
     return 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -29,7 +30,9 @@ from unskew.report.tables import Format, render
 from unskew.report.tables import Table as Compared
 from unskew.results import Row
 
-SUFFIX: dict[Format, str] = {"md": "md", "csv": "csv", "latex": "tex", "json": "json"}
+SUFFIX: dict[Format, str] = {"json": "json", "md": "md", "csv": "csv", "latex": "tex"}
+LEFT = (*(f"table.{suffix}" for suffix in SUFFIX.values()), "curves.png", "split.png")
+"""What a comparison leaves beside its runs; table.json comes first and says whose the others are."""
 
 
 def run_comparison(
@@ -48,22 +51,43 @@ def run_comparison(
     if not wanted:
         raise InputError('--methods names no method; give some, such as "fedavg,fedprox(mu=0.1)"')
     numbers = read_seeds(seeds)
+    check_place(out)
     data = load(base.data, data_dir, DownloadProgress())
     prepared = engine.prepare_data(base, data_dir, data)
+    if metric == "best_on_validation" and prepared.validation is None:
+        raise InputError("--metric best_on_validation needs validation samples; add --validation 0.1 or so")
     base = base.resolved(prepared)
-    cells = play(base, wanted, numbers, out, data_dir=data_dir, dataset=data, announce=_Announcer(quiet))
+    with _Announcer(quiet) as announcer:
+        cells = play(base, wanted, numbers, out, data_dir=data_dir, dataset=data, announce=announcer)
     reused = sum(cell.reused for cell in cells)
     if reused and not quiet:
         note(f"{reused} of {len(cells)} runs were finished already and were not run again")
     result = comparison_table(cells, title_of(base, len(numbers)), metric)
     for kind, suffix in SUFFIX.items():
         wire.write_atomic(out / f"table.{suffix}", render(result, kind).encode(), sync=False)
-    draw(base, cells, numbers[0], engine.prepare_data(base, data_dir, data), out)
+    draw(base, cells, numbers[0], data, data_dir, out)
     if form is not None:
         sys.stdout.write(render(result, form))
         return
     show(result)
     console.print(f"\ntable and pictures in {out}: table.md, curves.png, split.png", soft_wrap=True)
+
+
+def check_place(out: Path) -> None:
+    """Refuses a folder in which files of somebody else have the names of the comparison's own."""
+    there = [name for name in LEFT if (out / name).exists()]
+    if out.exists() and not out.is_dir():
+        raise InputError(f"{out} is a file; choose another --out, a folder")
+    if there and not _is_table(out / "table.json"):
+        raise InputError(f"{out / there[0]} is there already and of no comparison; choose another --out")
+
+
+def _is_table(path: Path) -> bool:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(found, dict) and {"title", "rows", "notes"} <= found.keys()
 
 
 class _Announcer:
@@ -72,6 +96,13 @@ class _Announcer:
     def __init__(self, quiet: bool) -> None:
         self.quiet = quiet
         self._shown: RoundProgress | None = None
+
+    def __enter__(self) -> _Announcer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._shown is not None:
+            self._shown.__exit__(None, None, None)
 
     def __call__(self, run: Run, number: int, total: int) -> engine.Watch:
         title = f"[{number}/{total}] {run.method}, seed {run.seed}"
@@ -109,14 +140,16 @@ def title_of(run: Run, seeds: int) -> str:
     )
 
 
-def draw(run: Run, cells: Sequence[Played], seed: int, data: Dataset, out: Path) -> None:
+def draw(run: Run, cells: Sequence[Played], seed: int, data: Dataset, data_dir: Path | None, out: Path) -> None:
     """The accuracy curves, and the first seed's partition."""
     curves: dict[str, list[list[tuple[int, float]]]] = {}
     for cell in cells:
         curve = [(row["round"], _accuracy(row)) for row in cell.rounds]
         curves.setdefault(cell.method, []).append([(number, value) for number, value in curve if value is not None])
     plot_curves(curves, out / "curves.png", title_of(run, len({cell.seed for cell in cells})))
-    partition = engine.cut(replace(run, seed=seed), data)
+    first = replace(run, seed=seed)
+    data = engine.prepare_data(first, data_dir, data)
+    partition = engine.cut(first, data)
     if len(partition) <= MATRIX_CLIENTS:
         counts = label_counts(partition, data.train.y.numpy(), data.num_classes)
         plot_split(counts, data.classes, out / "split.png", f"{run.data}, {run.split}, seed {seed}")
@@ -135,5 +168,5 @@ def show(result: Compared) -> None:
         shown.add_row(name, *(Text(cell.text, style=looks[cell.mark]) for cell in cells))
     console.print(shown)
     for line in result.notes:
-        console.print(line, style="dim", markup=False, soft_wrap=True)
+        console.print(line, style="dim", soft_wrap=True)
     console.print("bold: best; underlined: second best", style="dim")

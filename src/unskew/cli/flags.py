@@ -13,8 +13,10 @@ import typer
 
 from unskew.config import FLAGS, SECTIONS, Run, from_table, override, read_assignment, read_file
 from unskew.core.registry import Option, Table, options
+from unskew.errors import InputError
 
-_TYPES = {"int": int, "float": float, "int | none": int}
+_FLAG_OF = {path: flag for flag, path in FLAGS.items()}
+_KINDS: dict[str, type] = {"int": int, "float": float, "int | none": int}
 
 
 @functools.cache
@@ -68,20 +70,39 @@ _PLUGIN = _keyword(
 
 def _flag(flag: str) -> inspect.Parameter:
     option = _described()[FLAGS[flag]]
-    kind = _TYPES.get(option.type, str)
+    kind = _KINDS.get(option.type, str)
     shown = "" if option.default == "none" else f" [default: {option.default}]"
     text = option.doc + (f" ({option.type})" if " | " in option.type and kind is str and flag != "model" else "")
     info = typer.Option(
-        f"--{flag.replace('_', '-')}", help=text.replace("[", "\\[") + shown.replace("[", "\\["), show_default=False
-    )
+        _spelled(flag), help=text.replace("[", "\\[") + shown.replace("[", "\\["), show_default=False,
+        parser=_reader(flag, kind), metavar={int: "INTEGER", float: "FLOAT", str: "TEXT"}[kind],
+    )  # fmt: skip
     return _keyword(flag, Annotated[typing.Optional[kind], info], None)  # type: ignore[valid-type]  # noqa: UP045
+
+
+def _spelled(flag: str) -> str:
+    return f"--{flag.replace('_', '-')}"
+
+
+def _reader(flag: str, kind: type) -> Callable[[str], Any]:
+    """Reads a flag's text; what it cannot read it names."""
+
+    def read(text: str) -> Any:
+        try:
+            return kind(text)
+        except ValueError:
+            wanted = "a whole number" if kind is int else "a number"
+            raise InputError(f"{_spelled(flag)} expects {wanted}, got '{text}'") from None
+
+    return read
 
 
 def run_table(file: Path | None, values: Table, assignments: list[str] | None, plugins: list[str] | None) -> Table:
     """The tables of a run: the file, then flags, then --set, each overriding what came before."""
     table = read_file(file) if file is not None else {}
     if plugins:
-        table["plugins"] = [*table.get("plugins", []), *plugins]
+        listed = table.get("plugins", [])
+        table["plugins"] = [*listed, *plugins] if isinstance(listed, list) else listed
     for path, value in values.items():
         if value is not None:
             table = override(table, path, value)
@@ -91,5 +112,12 @@ def run_table(file: Path | None, values: Table, assignments: list[str] | None, p
 
 
 def to_run(table: Table) -> Run:
-    """The validated run."""
-    return from_table(table)
+    """The validated run; an option that has a flag is named by both."""
+    try:
+        return from_table(table)
+    except InputError as error:
+        option, colon, rest = str(error).partition(": ")
+        flag = _FLAG_OF.get(option.removeprefix("run."))
+        if flag is None:
+            raise
+        raise InputError(f"{option} ({_spelled(flag)}){colon}{rest}") from None

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.table import Table as RichTable
 
@@ -19,15 +19,17 @@ from unskew.core.wrapper import Wrapper
 from unskew.data import Finder, sources
 from unskew.errors import InputError
 from unskew.models import architectures, describe
-from unskew.results import Row
+from unskew.results import Row, to_json
+
+LARGEST = 100_000
 
 # a pipe or file has no width of its own: wide enough for a table not to fold
-console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
+console = Console(highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else 160)
 
 
 def print_json(value: Any) -> None:
     """One JSON object on standard output, and nothing else there."""
-    sys.stdout.write(json.dumps(value) + "\n")
+    sys.stdout.write(to_json(value) + "\n")
 
 
 def table(*columns: str, title: str | None = None) -> RichTable:
@@ -79,6 +81,7 @@ def show_methods(name: str | None, as_json: bool) -> None:
 
 def show_data(name: str | None, data_dir: Path | None, as_json: bool) -> None:
     """The data sets, or one of them with its files."""
+    finder = Finder(data_dir, offline=True)
     if name is None:
         rows = [
             {
@@ -94,7 +97,6 @@ def show_data(name: str | None, data_dir: Path | None, as_json: bool) -> None:
         )
         return
     source = sources.get(name)
-    finder = Finder(data_dir, offline=True)
     files = [{"file": needed.name, "url": needed.url} for needed in source.files]
     try:
         found: Any = (
@@ -110,10 +112,11 @@ def show_data(name: str | None, data_dir: Path | None, as_json: bool) -> None:
 
 def show_models(name: str | None, shape: str, classes: int, as_json: bool) -> None:
     """The models, or one of them, with parameter counts for a shape."""
-    try:
-        sizes = tuple(int(part) for part in shape.split(","))
-    except ValueError:
-        raise InputError(f"--shape expects numbers such as 3,32,32, got '{shape}'") from None
+    sizes = tuple(int(part) for part in shape.split(",") if part.strip().isdecimal())
+    if len(sizes) != len(shape.split(",")) or not all(1 <= size <= LARGEST for size in sizes):
+        raise InputError(f"--shape expects numbers from 1 to {LARGEST} such as 3,32,32, got '{shape}'")
+    if not 2 <= classes <= LARGEST:
+        raise InputError(f"--classes expects a number from 2 to {LARGEST}, got {classes}")
     if name is not None:
         _show_component(architectures, name, as_json, {"input": list(sizes), **_counts(name, sizes, classes)})
         return
@@ -126,7 +129,8 @@ def show_models(name: str | None, shape: str, classes: int, as_json: bool) -> No
 
 def _counts(name: str, shape: tuple[int, ...], classes: int) -> dict[str, Any]:
     try:
-        summary = describe(architectures.build(name).build(shape, classes), shape)
+        with torch.device("meta"):  # sizes without numbers: no memory, whatever the shape
+            summary = describe(architectures.build(name).build(shape, classes), shape)
     except InputError as error:
         return {"parameters": "", "features": "", "problem": str(error)}
     return {"parameters": f"{summary.parameters:,}", "features": summary.features}
@@ -141,7 +145,7 @@ def _show_rows(rows: list[dict[str, Any]], as_json: bool, hint: str) -> None:
     for row in rows:
         shown.add_row(*(str(row.get(column, "")) for column in columns))
     console.print(shown)
-    console.print(f"\n{hint}", style="dim", markup=False, soft_wrap=True)
+    console.print(f"\n{hint}", style="dim", soft_wrap=True)
 
 
 def _show_component(registry: Registry[Any], name: str, as_json: bool, extra: dict[str, Any] | None = None) -> None:
@@ -151,13 +155,13 @@ def _show_component(registry: Registry[Any], name: str, as_json: bool, extra: di
         print_json({"name": name, "kind": registry.kind, "summary": cls.summary, **(extra or {}),
                     "options": [dataclasses.asdict(option) for option in listed]})  # fmt: skip
         return
-    console.print(f"{name} ({registry.kind})", style="bold", markup=False)
+    console.print(f"{name} ({registry.kind})", style="bold")
     module = inspect.getdoc(sys.modules[cls.__module__]) or ""
     text = module if registry.kind == "method" else inspect.getdoc(cls) or ""
-    console.print(text + "\n", markup=False)
+    console.print(text + "\n")
     for key, value in (extra or {}).items():
         if value not in ("", None, []):
-            console.print(f"{key}: {_plain(value)}", markup=False, soft_wrap=True)
+            console.print(f"{key}: {_plain(value)}", soft_wrap=True)
     if listed:
         shown = table("option", "type", "default", "bounds", "meaning", "source of the default")
         for option in listed:

@@ -11,7 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from unskew.results import Row
 
-errors = Console(stderr=True, soft_wrap=True, highlight=False)
+errors = Console(stderr=True, soft_wrap=True, highlight=False, markup=False, emoji=False)
+"""Text stays as it is: [brackets] and :colons: are parts of methods and paths, not styles and emoji."""
 
 
 class RoundProgress:
@@ -25,7 +26,7 @@ class RoundProgress:
     def __enter__(self) -> RoundProgress:
         if not self.quiet and errors.is_terminal:
             self._bar = Progress(
-                TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+                TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(),
                 TextColumn("{task.fields[figures]}"), TimeRemainingColumn(), console=errors, transient=True,
             )  # fmt: skip
             self._task = self._bar.add_task(self.title, total=self.rounds, figures="")
@@ -75,4 +76,4 @@ class DownloadProgress:
 
 def note(text: Any) -> None:
     """One line on standard error."""
-    errors.print(text, markup=False)
+    errors.print(text)

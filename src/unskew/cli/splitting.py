@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from pathlib import Path
 
 from unskew.cli.listing import console, print_json, table
 from unskew.config import Run
 from unskew.data.dataset import Dataset
-from unskew.data.partition import Partition
+from unskew.data.partition import Partition, refuse_other
 from unskew.data.skew import MATRIX_CLIENTS, SkewSummary, describe, label_counts
 from unskew.errors import InputError
-from unskew.report.split_plot import plot_split
+from unskew.report.split_plot import Counts, plot_split
 
 SHOWN_CLIENTS = 40
 SHOWN_CLASSES = 20
@@ -30,16 +32,12 @@ def show_split(
     summary = describe(partition, labels, data.num_classes)
     few = len(partition) <= MATRIX_CLIENTS
     counts = label_counts(partition, labels, data.num_classes) if few else None
+    if picture:  # first, as it is refused for most reasons
+        _draw(counts, data, picture, f"{run.data}, {run.split}")
     if out:
         partition.save(out)
     if csv:
         partition.export_csv(csv, labels)
-    if picture:
-        if counts is None:
-            raise InputError(
-                f"a picture shows up to {MATRIX_CLIENTS} clients, got {len(partition)}; leave --picture out"
-            )
-        plot_split(counts, data.classes, picture, f"{run.data}, {run.split}")
     if as_json:
         shown = {"counts": counts.tolist()} if counts is not None else {}
         print_json({"hash": partition.hash, **summary.to_dict(), **shown})
@@ -53,6 +51,24 @@ def show_split(
     for path in (out, csv, picture):
         if path:
             console.print(f"wrote {path}", soft_wrap=True)
+
+
+def _draw(counts: Counts | None, data: Dataset, path: Path, title: str) -> None:
+    """The picture, whole or not at all; a file that holds anything else is never replaced."""
+    if counts is None:
+        raise InputError(f"a picture shows up to {MATRIX_CLIENTS} clients; leave --picture out")
+    if path.suffix.lower() != ".png":
+        raise InputError(f"--picture expects the name of a .png file, got '{path}'")
+    part = path.with_name(f".{path.name}.{os.getpid()}.png")
+    try:
+        plot_split(counts, data.classes, part, title)
+        refuse_other(path, part.read_bytes())
+        part.replace(path)
+    except OSError as error:
+        raise InputError(f"cannot write '{path}': {error.strerror}; choose a writable place") from None
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink()
 
 
 def _show_summary(summary: SkewSummary, partition: Partition) -> None:

@@ -124,10 +124,6 @@ class ClientContext(Context):
         """The same visit with another forward pass (a wrapper's way to change how gradients travel)."""
         return replace(self, forward=forward)
 
-    def with_terms(self, terms: tuple[Term, ...]) -> ClientContext:
-        """The same visit with more loss terms."""
-        return replace(self, terms=(*self.terms, *terms)) if terms else self
-
 
 @dataclass(frozen=True)
 class ServerContext(Context):

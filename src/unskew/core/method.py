@@ -98,6 +98,10 @@ class Method(Component):
         """The terms that make this method what it is."""
         return ()
 
+    def outer_terms(self) -> tuple[Term, ...]:
+        """Terms of wrappers; they reach the loss of the method inside through the context."""
+        return ()
+
     def loss(self, c: ClientContext, params: Tree, batch: Batch) -> Tensor:
         """The local loss of one batch."""
         out = c.forward(params, batch.x)

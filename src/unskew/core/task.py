@@ -104,7 +104,8 @@ class Task:
 
     def _visit(self, job: Job) -> ClientContext:
         c = self.client_context(job, self.federation.train(job.client))
-        return self.method.prepare(c if c.state else replace(c, state=self.method.init_client(c)))
+        c = replace(c, terms=self.method.outer_terms(), state=c.state or self.method.init_client(c))
+        return self.method.prepare(c)
 
     def _train(self, job: Job) -> Reply:
         return run_client(self.method, self._visit(job))

@@ -34,6 +34,10 @@ class Wrapper(Method):
     reducers = _forwarded("reducers")
     survey_reducers = _forwarded("survey_reducers")
 
+    def outer_terms(self) -> tuple[Term, ...]:
+        """This wrapper's terms and those of wrappers inside it."""
+        return (*self.terms, *self.inner.outer_terms())
+
     def init(self, s: ServerContext) -> Groups:
         """The inner method's."""
         return self.inner.init(s)
@@ -67,8 +71,8 @@ class Wrapper(Method):
         return self.inner.survey(c)
 
     def prepare(self, c: ClientContext) -> ClientContext:
-        """The inner method's context, with this wrapper's terms."""
-        return self.inner.prepare(c.with_terms(self.terms))
+        """The inner method's."""
+        return self.inner.prepare(c)
 
     def start(self, c: ClientContext) -> Tree:
         """The inner method's."""

@@ -150,6 +150,8 @@ def class_names(parts: list[Samples], given: Array | None, where: str) -> tuple[
     present = torch.unique(torch.cat([part.y for part in parts])).tolist()
     highest = max(present, default=0)
     if given is not None:
+        if given.ndim != 1:
+            raise InputError(f"{where}: expected `classes` to be a list of names, got shape {given.shape}; fix it")
         names = tuple(str(name) for name in given)
         if highest >= len(names):
             raise InputError(f"{where}: label {highest} is out of range for {len(names)} classes; fix one of them")

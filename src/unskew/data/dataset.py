@@ -46,6 +46,7 @@ class Dataset:
         for part, samples in (("train", self.train), ("test", self.test), ("validation", self.validation)):
             if samples is not None:
                 _check(self.name, part, samples, self.num_classes)
+                _check_alike(self, part, samples)
 
     @property
     def num_classes(self) -> int:
@@ -66,6 +67,23 @@ class Dataset:
             step = max(1, len(samples) // 1000)
             digest.update(samples.x[::step].contiguous().numpy().tobytes())
         return digest.hexdigest()[:16]
+
+
+def _check_alike(data: Dataset, part: str, samples: Samples) -> None:
+    """Every part has inputs of one shape, and images a mean and a std for each channel."""
+    x, like = samples.x, data.train.x
+    if x.shape[1:] != like.shape[1:] or x.is_floating_point() != like.is_floating_point():
+        raise InputError(
+            f"data '{data.name}': {part} inputs are {x.dtype} {tuple(x.shape[1:])}, those of train are "
+            f"{like.dtype} {tuple(like.shape[1:])}; make them alike"
+        )
+    channels = x.shape[1] if x.dim() > 1 else 1
+    given = len(data.mean), len(data.std)
+    if not x.is_floating_point() and (any(number not in (1, channels) for number in given) or not all(data.std)):
+        raise InputError(
+            f"data '{data.name}': expected mean and std for each of {channels} channels and no std of 0, "
+            f"got mean {data.mean} and std {data.std}"
+        )
 
 
 def _check(name: str, part: str, samples: Samples, num_classes: int) -> None:

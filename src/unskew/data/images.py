@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from unskew.data.decoded import Array, Arrays, cached
 from unskew.errors import InputError, one_line
@@ -55,9 +55,8 @@ def _pixels(content: bytes, where: str, size: int, grey: bool) -> bytes:
         with Image.open(io.BytesIO(content)) as image:
             shown = image.convert("L" if grey else "RGB")
     except (OSError, SyntaxError, ValueError, EOFError, zlib.error, Image.DecompressionBombError) as error:
-        raise InputError(
-            f"{where}: expected an image, got a damaged file ({one_line(error)[:80]}); replace or remove it"
-        ) from None
+        why = "of no known format" if isinstance(error, UnidentifiedImageError) else one_line(error)[:80]
+        raise InputError(f"{where}: expected an image, got a damaged file ({why}); replace or remove it") from None
     if shown.size != (size, size):
         shown = shown.resize((size, size), Image.Resampling.BILINEAR)
     array: Array = np.asarray(shown).reshape(size, size, -1)

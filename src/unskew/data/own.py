@@ -154,16 +154,23 @@ class Python(Source):
             result = function()
         except InputError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise InputError(f"python:{self.target} failed: {type(error).__name__}: {one_line(error)}") from error
         if isinstance(result, Dataset):
             return result
         if isinstance(result, (tuple, list)) and len(result) == 4:
-            return self._dataset([np.asarray(array) for array in result])
+            return self._dataset([self._array(array) for array in result])
         raise InputError(
             f"python:{self.target} must return a Dataset or (x_train, y_train, x_test, y_test), "
             f"got {type(result).__name__}"
         )
+
+    def _array(self, value: Any) -> Array:
+        try:
+            return np.asarray(value)
+        except (ValueError, TypeError, RuntimeError) as error:
+            why = one_line(error)[:120]
+            raise InputError(f"python:{self.target}: expected arrays, got rows that differ in length ({why})") from None
 
     def _dataset(self, arrays: list[Array]) -> Dataset:
         where = f"python:{self.target}"
@@ -180,7 +187,7 @@ class Python(Source):
             module = _module_of_file(module_name) if is_file else importlib.import_module(module_name)
         except InputError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             why = f"{type(error).__name__}: {one_line(error)}"
             raise InputError(f"python:{self.target} cannot be imported: {why}") from error
         function = getattr(module, name, None)

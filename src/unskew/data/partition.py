@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import hashlib
 import io
@@ -101,10 +102,7 @@ class Partition:
             "clients": [flat[start:end] for start, end in pairwise(ends)],
         }
         text = json.dumps(document) + "\n"
-        path = Path(path)
-        if path.exists() and (not path.is_file() or path.read_bytes() != text.encode()):
-            raise InputError(f"'{path}' exists and holds something else; remove it or choose another name")
-        _write(path, text)
+        _write(Path(path), text)
 
     @classmethod
     def load(cls, path: str | Path) -> Partition:
@@ -143,7 +141,7 @@ class Partition:
         return partition
 
     def export_csv(self, path: str | Path, labels: ArrayLike) -> None:
-        """Writes one row `client,index,label` per sample held."""
+        """Writes one row `client,index,label` per sample held; a file that holds anything else is never replaced."""
         rows = np.stack([self.owners, self.indices, np.asarray(labels)[self.indices]], axis=1)
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
@@ -172,8 +170,18 @@ def _check(indices: Ints, offsets: Ints, samples: int) -> None:
         raise InputError(f"sample {int(held.argmax())} is held {int(held.max())} times; a sample belongs to one client")
 
 
+def refuse_other(path: Path, content: bytes) -> None:
+    """An error where something else than this content lies at the path."""
+    try:
+        if path.exists() and (not path.is_file() or path.read_bytes() != content):
+            raise InputError(f"'{path}' exists and holds something else; remove it or choose another name")
+    except OSError as error:
+        raise InputError(f"cannot write '{path}': {error.strerror}; choose a writable place") from None
+
+
 def _write(path: Path, text: str) -> None:
-    """Writes all or nothing: a crash leaves the old file or the new one, never half of one."""
+    """Writes all or nothing, and never over a file that holds something else."""
+    refuse_other(path, text.encode())
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("w", encoding="utf-8", newline="") as stream:
@@ -184,4 +192,5 @@ def _write(path: Path, text: str) -> None:
     except OSError as error:
         raise InputError(f"cannot write '{path}': {error.strerror}; choose a writable place") from None
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink()

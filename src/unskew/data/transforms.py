@@ -93,7 +93,7 @@ class Augment(Transform):
         numbers = torch.zeros(n, 5, dtype=torch.int64)
         if self.is_identity:
             return Draws(numbers)
-        self._check(shape)
+        self.check(shape)
         if self.crop:
             numbers[:, :2] = torch.randint(2 * self.crop + 1, (n, 2), generator=rng, device=rng.device)
         if self.flip:
@@ -116,7 +116,8 @@ class Augment(Transform):
             x = x.masked_fill(rows[:, None, :, None] & columns[:, None, None, :], 0.0)
         return x
 
-    def _check(self, shape: tuple[int, ...]) -> None:
+    def check(self, shape: tuple[int, ...]) -> None:
+        """Raises an error where inputs of this shape cannot be varied so."""
         if len(shape) != 3:
             raise InputError(f"{self}: expected images (channels, height, width), got shape {shape}; use none")
         if self.pad_mode == "reflect" and self.crop >= min(shape[1:]):

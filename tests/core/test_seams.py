@@ -1,0 +1,217 @@
+"""The seams that later methods need: each is carried by a small method made for the test."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from unskew import engine
+from unskew.config import from_table
+from unskew.core import local, tree
+from unskew.core.method import Method, methods
+from unskew.core.reducers import concat, mean, per_client, total
+from unskew.core.registry import param
+from unskew.core.terms import terms
+from unskew.core.wrapper import Wrapper
+from unskew.models.base import Output
+from unskew.terms.prox import Prox
+
+
+@methods.register("test_two_phase")
+class TwoPhase(Method):
+    """Class means are exchanged before training: survey, digest, brief (as FedFM and FedAF do)."""
+
+    survey_reducers = {"sums": total}
+
+    def init(self, s):
+        return {**super().init(s), "anchors": {"mean": torch.zeros(s.num_classes, 64)}}
+
+    def survey(self, c):
+        sums = torch.zeros(c.num_classes, 64)
+        counts = torch.zeros(c.num_classes)
+        with torch.no_grad():
+            for batch in c.passes():
+                features = c.forward(c.message["model"], batch.x, mode="eval").features
+                sums.index_add_(0, batch.y, features)
+                counts.index_add_(0, batch.y, torch.ones(len(batch.y)))
+        return {"sums": {"features": sums, "counts": counts}}
+
+    def digest(self, s, server, surveyed):
+        counts = surveyed["sums"]["counts"].clamp(min=1).unsqueeze(1)
+        return {**server, "anchors": {"mean": surveyed["sums"]["features"] / counts}}
+
+    def brief(self, s, server, client):
+        return {"anchors": server["anchors"]}
+
+    def loss(self, c, params, batch):
+        out = c.forward(params, batch.x)
+        pull = F.mse_loss(out.features, c.message["anchors"]["mean"][batch.y])
+        return F.cross_entropy(out.logits, batch.y) + 0.1 * pull
+
+
+@methods.register("test_personal_head")
+class PersonalHead(Method):
+    """The head never leaves the client (as FedPer)."""
+
+    personal = ("head.*",)
+    output = "personal"
+
+
+@methods.register("test_frozen_head")
+class FrozenHead(Method):
+    """The head is never trained (as FedBABU)."""
+
+    frozen = ("head.*",)
+
+
+@methods.register("test_aggregation_free")
+class AggregationFree(Method):
+    """Clients send data of different size, the server trains on their union; models are never averaged (as FedAF)."""
+
+    stackable = False
+    reducers = {"data": concat}
+
+    def train(self, c, params):
+        return params
+
+    def upload(self, c, params):
+        batch = next(iter(c.passes(5)))
+        return {"data": {"x": batch.x, "y": batch.y}}
+
+    def update(self, s, server, merged):
+        x, y = merged["data"]["x"], merged["data"]["y"]
+        assert len(x) == len(y)
+        params = server["model"]
+        for _ in range(20):
+            grads = s.grad(lambda p: F.cross_entropy(s.forward(p, x).logits, y), params)
+            params = tree.add_scaled(params, grads, -0.02)
+        return {**server, "model": params}
+
+
+@methods.register("test_scaled_backward")
+class ScaledBackward(Wrapper):
+    """Changes the backward pass and nothing else (as FLFA): features' gradients are scaled on their way down."""
+
+    factor: float = param(default=0.5, doc="scale of what flows below the head")
+    reducers_seen = {"every": ("delta", per_client)}
+
+    @property
+    def reducers(self):
+        return {**self.inner.reducers, **self.reducers_seen}
+
+    def prepare(self, c):
+        plain = c.forward
+
+        def forward(params, x, mode="train", buffers=None):
+            out = plain(params, x, mode, buffers)
+            carried = out.features * self.factor + (out.features * (1 - self.factor)).detach()
+            return Output(F.linear(carried, params["head.weight"], params["head.bias"]), out.features)
+
+        return self.inner.prepare(c.with_forward(forward))
+
+    def update(self, s, server, merged):
+        assert set(merged["every"]) == set(s.cohort)  # the wrapper sees each client's update beside their mean
+        return self.inner.update(s, server, merged)
+
+
+@methods.register("test_two_loops")
+class TwoLoops(Method):
+    """Head first, then body, over batches of their own (as FedRep)."""
+
+    def train(self, c, params):
+        def part(prefix):
+            names = tuple(name for name in c.trainable if name.startswith(prefix))
+            return lambda c, p, batch: c.grad(lambda q: self.loss(c, q, batch), p, names)
+
+        params = local.sgd(c, params, part("head."), epochs=1, purpose="head")
+        return local.sgd(c, params, part("body."))
+
+
+TEST_METHODS = [name for name in methods if name.startswith("test_")]
+
+
+def play(spec, **options):
+    table = {"method": spec, "rounds": 2, "clients": 6, "split": "dirichlet:0.5", "local": {"lr": 0.05}, **options}
+    return engine.run(from_table(table))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def only_here():
+    yield
+    for name in TEST_METHODS:
+        del methods._classes[name]
+
+
+@pytest.mark.parametrize("name", [n for n in TEST_METHODS if n != "test_scaled_backward"])
+def test_pool_equals_serial(name):
+    serial = play(name, execution={"executor": "serial"})
+    pool = play(name, execution={"executor": "pool", "workers": 2})
+    for group in serial.server:
+        for key, value in serial.server[group].items():
+            assert torch.equal(value, pool.server[group][key]), (group, key)
+
+
+def test_two_phase_bytes_count_the_extra_exchange_once():
+    plain, extra = play("fedavg").rounds[1], play("test_two_phase").rounds[1]
+    clients = len(plain["clients"])
+    assert extra["bytes_down"] - plain["bytes_down"] == clients * 4 * 10 * 64
+    assert extra["bytes_up"] - plain["bytes_up"] == clients * 4 * 10 * (64 + 1)
+
+
+def test_a_personal_head_stays_with_the_client():
+    result = play("test_personal_head", rounds=3, local={"lr": 0.2, "epochs": 3})
+    start = engine.make_task(result.run, engine.prepare_data(result.run), engine.cut(result.run, engine.prepare_data(result.run)))
+    for name, value in result.server["model"].items():
+        assert torch.equal(value, start.initial["model"][name]) == name.startswith("head."), name
+    head = 4 * (64 * 10 + 10)
+    assert play("fedavg").rounds[1]["bytes_up"] - result.rounds[1]["bytes_up"] == 6 * head
+    assert "accuracy" not in result.rounds[-1] and result.rounds[-1]["personal"]["pooled"] > 0.3
+    assert result.accuracy == result.rounds[-1]["personal"]["pooled"]
+
+
+def test_a_frozen_head_does_not_move():
+    result = play("test_frozen_head")
+    moved = {name for name, value in result.server["model"].items()
+             if not torch.equal(value, play("fedavg", rounds=1).server["model"][name])}  # fmt: skip
+    assert moved  # the body does
+    initial = engine.make_task(result.run, engine.prepare_data(result.run), engine.cut(result.run, engine.prepare_data(result.run))).initial
+    assert all(torch.equal(initial["model"][n], result.server["model"][n]) for n in initial["model"] if n.startswith("head."))
+
+
+def test_aggregation_free_learns_on_the_server_and_sends_what_it_says():
+    result = play("test_aggregation_free", rounds=3, split="iid")
+    assert result.rounds[-1]["loss"] < result.rounds[0]["loss"]
+    assert result.rounds[1]["bytes_up"] == 6 * 5 * (64 * 4 + 8)
+
+
+def test_a_wrapper_changes_the_backward_pass_of_whatever_is_inside():
+    inner = play("fedprox(mu=0.5)", rounds=1).server["model"]
+    same = play("test_scaled_backward(fedprox(mu=0.5), factor=1.0)", rounds=1).server["model"]
+    other = play("test_scaled_backward(fedprox(mu=0.5))", rounds=1).server["model"]
+    assert all(torch.allclose(inner[n], same[n], atol=1e-6) for n in inner)
+    assert any(not torch.allclose(inner[n], other[n], atol=1e-4) for n in inner)
+
+
+def test_a_wrapper_forwards_what_it_does_not_change():
+    wrapped = methods.build("test_scaled_backward(test_personal_head)")
+    assert wrapped.personal == ("head.*",) and wrapped.output == "personal"
+    nested = methods.build("test_scaled_backward(test_scaled_backward(scaffold, factor=0.1), factor=0.2)")
+    assert set(nested.reducers) == {"delta", "buffers", "control", "every"}
+
+
+def test_a_wrappers_terms_reach_the_inner_loss():
+    outside = play("test_scaled_backward(fedavg, factor=1.0, terms=[prox(mu=1.0)])", rounds=1).server["model"]
+    inside = play("test_scaled_backward(fedprox(mu=1.0), factor=1.0)", rounds=1).server["model"]
+    assert all(torch.equal(outside[n], inside[n]) for n in outside)
+
+
+def test_a_term_on_fedavg_is_fedprox():
+    with_term, named = play("fedavg(terms=[prox(mu=0.3)])"), play("fedprox(mu=0.3)")
+    assert all(torch.equal(v, named.server["model"][n]) for n, v in with_term.server["model"].items())
+    assert terms.build("prox(0.3)") == Prox(mu=0.3)
+
+
+def test_names_missing_in_a_reply_are_averaged_over_those_who_sent_them():
+    merge = mean(None)
+    merge.add({"a": torch.tensor(2.0)}, 1.0, 0)
+    merge.add({"a": torch.tensor(4.0), "b": torch.tensor(1.0)}, 3.0, 1)
+    assert {k: float(v) for k, v in merge.result().items()} == {"a": 3.5, "b": 1.0}

@@ -1,0 +1,181 @@
+"""Checkpoints: killed at any moment, damaged, torn; the resumed run equals the uninterrupted one byte for byte."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from unskew import engine
+from unskew.config import from_table
+from unskew.core import checkpoint
+from unskew.core.store import StateStore
+from unskew.errors import InputError
+from unskew.results import RunFolder
+
+TABLE = {
+    "method": "scaffold", "clients": 8, "sample": 0.5, "rounds": 6, "split": "dirichlet:0.5",
+    "local": {"lr": 0.05, "momentum": 0.5}, "execution": {"checkpoint_every": 1},
+}  # fmt: skip
+
+
+def rows(path):
+    found = [json.loads(line) for line in (path / "rounds.jsonl").read_text().splitlines()]
+    for row in found:
+        row.pop("seconds")
+    return found
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    path = tmp_path_factory.mktemp("whole") / "run"
+    engine.run(from_table(TABLE), path)
+    return path
+
+
+def interrupted(path, after, **changes):
+    def stop(row):
+        if row["round"] == after:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        engine.run(from_table({**TABLE, **changes}), path, watch=stop)
+    return path
+
+
+def newest(path):
+    return sorted((path / "checkpoint").glob("round-*"))[-1]
+
+
+def assert_equal(path, whole):
+    assert (path / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+    assert rows(path) == rows(whole)
+    mine, theirs = (json.loads((p / "summary.json").read_text()) for p in (path, whole))
+    assert {**mine, "seconds": 0} == {**theirs, "seconds": 0}
+
+
+def test_a_damaged_newest_checkpoint_falls_back_and_says_so(tmp_path, whole, caplog):
+    path = interrupted(tmp_path / "run", 4)
+    data = newest(path).read_bytes()
+    newest(path).write_bytes(data[: len(data) // 2])
+    engine.resume(path)
+    assert "damaged" in caplog.text and "the checkpoint before it" in caplog.text
+    assert_equal(path, whole)
+
+
+def test_a_damaged_client_state_falls_back_too(tmp_path, whole, caplog):
+    path = interrupted(tmp_path / "run", 4)
+    states = sorted((path / "checkpoint").glob("client-*round-000004*"))
+    states[0].write_bytes(b"nonsense")
+    engine.resume(path)
+    assert "damaged" in caplog.text
+    assert_equal(path, whole)
+
+
+def test_no_whole_checkpoint_is_an_error_that_loses_nothing(tmp_path):
+    path = interrupted(tmp_path / "run", 3)
+    for file in (path / "checkpoint").glob("round-*"):
+        file.write_bytes(b"")
+    before = sorted(p.name for p in path.rglob("*"))
+    with pytest.raises(InputError, match="no checkpoint"):
+        engine.resume(path)
+    assert before == sorted(p.name for p in path.rglob("*"))
+
+
+def test_a_torn_last_line_is_cut_off(tmp_path, whole):
+    path = interrupted(tmp_path / "run", 3)
+    with (path / "rounds.jsonl").open("a") as file:
+        file.write('{"round": 4, "clie')
+    engine.resume(path)
+    assert_equal(path, whole)
+
+
+def test_killed_before_the_first_checkpoint_starts_over(tmp_path, whole):
+    path = interrupted(tmp_path / "run", 2, execution={"checkpoint_every": 100})
+    for file in (path / "checkpoint").glob("*"):
+        file.unlink()
+    engine.resume(path)
+    assert_equal(path, whole)
+
+
+def test_only_two_checkpoints_and_their_states_are_kept(whole):
+    kept = sorted(path.name[:12] for path in (whole / "checkpoint").glob("round-*"))
+    assert kept == ["round-000005", "round-000006"]
+    named = set()
+    for path in (whole / "checkpoint").glob("round-*"):
+        named |= checkpoint._states_of(path)
+    assert named == {path.name for path in (whole / "checkpoint").glob("client-*")}
+
+
+def test_states_paged_to_disk_change_nothing(tmp_path, whole, monkeypatch):
+    tiny = StateStore.__init__
+    monkeypatch.setattr(StateStore, "__init__", lambda self, folder, limit=0: tiny(self, folder, 1000))
+    engine.run(from_table(TABLE), tmp_path / "run")
+    assert_equal(tmp_path / "run", whole)
+
+
+def test_a_checkpoint_of_another_run_is_refused(tmp_path):
+    path = interrupted(tmp_path / "run", 3)
+    text = (path / "run.toml").read_text()
+    (path / "run.toml").write_text(text.replace("lr = 0.05", "lr = 0.06"))
+    with pytest.raises(InputError, match="no checkpoint"):
+        engine.resume(path)
+
+
+def test_nothing_is_overwritten(tmp_path, whole):
+    before = {p: p.read_bytes() for p in whole.rglob("*") if p.is_file()}
+    with pytest.raises(InputError, match="finished run"):
+        engine.run(from_table(TABLE), whole)
+    assert before == {p: p.read_bytes() for p in whole.rglob("*") if p.is_file()}
+    path = interrupted(tmp_path / "run", 2)
+    with pytest.raises(InputError, match="unskew resume"):
+        engine.run(from_table(TABLE), path)
+
+
+def test_folder_reads_back(whole):
+    folder, run = RunFolder.open(whole)
+    assert run == from_table(TABLE).resolved(engine.prepare_data(run)) and folder.finished
+    assert sorted(folder.rounds()) == list(range(7))
+    assert {row["round"] for row in folder.client_rows()} == set(range(1, 7))
+
+
+@pytest.mark.parametrize("executor", ["serial", "pool"])
+def test_kill_nine_at_random_moments(tmp_path, executor):
+    """Ten kills of a real process; `UNSKEW_KILLS` asks for more."""
+    path = tmp_path / "run"
+    command = [sys.executable, "-m", "unskew"]
+    flags = [
+        "--method", "scaffold", "--clients", "8", "--sample", "0.5", "--rounds", "400", "--split", "dirichlet:0.5",
+        "--model", "mlp", "--checkpoint-every", "7", "--executor", executor, "--quiet",
+    ]  # fmt: skip
+    begin = subprocess.Popen([*command, "run", *flags, "--out", str(path)])
+    kills = int(os.environ.get("UNSKEW_KILLS", "10")) // 2
+    rng = random.Random(executor)
+    process, done = begin, 0
+    for _ in range(kills):
+        _wait_for_progress(path, process, done + rng.randint(1, 40))
+        time.sleep(rng.random() * 0.1)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        done = _rounds(path)
+        process = subprocess.Popen([*command, "resume", str(path), "--quiet"])
+    assert process.wait(timeout=300) == 0
+    subprocess.run([*command, "run", *flags, "--out", str(tmp_path / "whole")], check=True)
+    assert_equal(path, tmp_path / "whole")
+
+
+def _rounds(path: Path) -> int:
+    file = path / "rounds.jsonl"
+    return file.read_bytes().count(b"\n") if file.exists() else 0
+
+
+def _wait_for_progress(path, process, rounds):
+    deadline = time.monotonic() + 120
+    while _rounds(path) < rounds and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert process.poll() is None, "the run ended before it could be killed"
