@@ -15,7 +15,7 @@ $(STAMP): pyproject.toml
 
 demo: setup
 	$(BIN)/unskew compare --methods "fedavg,fedprox(mu=0.1),scaffold" --seeds 3 \
-		--data digits --split dirichlet:0.1 --clients 20 --sample 0.5 --rounds 30 --epochs 5 --lr 0.1 \
+		--data digits --split dirichlet:0.1 --clients 20 --sample 0.5 --rounds 40 --epochs 2 --lr 0.05 \
 		--executor pool --out demo
 
 lint: setup

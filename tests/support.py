@@ -45,7 +45,9 @@ def rename(name):
 
 def assert_tree(actual, expected, file):
     for name, value in to_tree(expected).items():
-        torch.testing.assert_close(actual[name], value, rtol=file.rtol, atol=file.atol, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(
+            actual[name], value, rtol=file.rtol, atol=file.atol, msg=lambda m, n=name: f"{n}: {m}"
+        )
 
 
 def tiny_mlp(i, h, c):

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import pydantic
 import tomli_w
 from typing_extensions import dataclass_transform
 
@@ -30,6 +29,7 @@ from unskew.core.registry import (
     param,
     parse,
     to_table,
+    validated,
 )
 from unskew.data import sources
 from unskew.data.dataset import Dataset
@@ -51,8 +51,7 @@ C = typing.TypeVar("C", bound=type)
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(param,))
 def section(cls: C) -> C:
     """Makes a class a part of the configuration: frozen, validated, unknown keys are errors."""
-    config = pydantic.ConfigDict(extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False)
-    made: Any = pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=config)(cls)
+    made: Any = validated(cls)
     made.name = cls.__name__.lower()
     return typing.cast("C", made)
 
@@ -110,7 +109,7 @@ class Execution(Component):
     workers: int = param(default=0, ge=0, doc="processes of the pool; 0: one per core")
     threads: int = param(default=1, ge=1, doc="threads of each process; the same number gives the same bits")
     checkpoint_every: int = param(default=10, ge=1, doc="rounds between checkpoints")
-    state_memory: int = param(default=1024, ge=1, doc="MiB of client state kept in memory; the rest is paged to disk")
+    state_memory: int = param(default=256, ge=1, doc="MiB of client state kept in memory; the rest is paged to disk")
 
 
 @section

@@ -27,7 +27,7 @@ from unskew.data.dataset import Dataset
 from unskew.data.download import Progress
 from unskew.data.federation import Federation, merged, with_validation
 from unskew.data.partition import Partition
-from unskew.errors import InputError
+from unskew.errors import ClientError, InputError
 from unskew.executors.pool import Pool
 from unskew.executors.serial import Serial
 from unskew.metrics import summaries
@@ -223,9 +223,9 @@ class _Play:
                 self._record(current, executor)
                 if current.number % self.config.execution.checkpoint_every == 0 or current.number == last:
                     self._save(current)
-        except (KeyboardInterrupt, InputError):
-            # the finished rounds are worth keeping; a half-played one is played again
-            if self.folder and current.number > self.saved and current.number in self.rows:
+        except (KeyboardInterrupt, InputError, ClientError):
+            # the finished rounds are worth keeping, unless clients already remember a round that is only half played
+            if current.number > self.saved and current.number in self.rows and self.store.latest <= current.number:
                 self._save(current)
             raise
         return current.server
@@ -249,12 +249,12 @@ class _Play:
         row |= figures
         row.setdefault("seconds", {})["evaluate"] = time.perf_counter() - began
         self._warn(row)
-        self.rows[done.number] = row
         if self.folder:
             if not _same(self.known.get(done.number), row):
                 self.folder.append("rounds.jsonl", [row])
             fresh = [r for r in (*done.clients, *client_rows) if not _same(self.known_clients.get(_key(r)), r)]
             self.folder.append("clients.jsonl", fresh)
+        self.rows[done.number] = row
         if self.watch:
             self.watch(row)
 

@@ -21,7 +21,7 @@ _importing = threading.RLock()
 
 def load_plugin(path: str) -> None:
     """Imports a Python file (`mine/method.py`) or module (`mine.method`) for what it registers; once for each path."""
-    _load_module(path, "plugin")
+    load_module(path, "plugin")
 
 
 def load_object(target: str, what: str) -> Any:
@@ -29,7 +29,7 @@ def load_object(target: str, what: str) -> Any:
     place, _, name = target.rpartition(":")
     if not place or not name:
         raise InputError(f"{what} '{target}': expected file.py:function or package.module:function")
-    module = _load_module(place, what)
+    module = load_module(place, what)
     if not hasattr(module, name):
         own = [key for key, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
         raise InputError(f"{what} {target}: there is no '{name}' in {place}; it has: {', '.join(own) or 'nothing'}")
@@ -49,13 +49,14 @@ def call_object(target: str, what: str, *args: Any) -> Any:
         raise InputError(f"{what} {target} failed: {_explain(error, target.rpartition(':')[0])}") from error
 
 
-def _load_module(place: str, what: str) -> ModuleType:
+def load_module(place: str, what: str) -> ModuleType:
+    """The module of a Python file or of a name; a file is run once, however many things it is asked for."""
     is_file = place.endswith(".py") or "/" in place
-    if is_file and not Path(place).is_file():
+    if is_file and not Path(place).expanduser().is_file():
         raise InputError(f"{what} {place}: there is no such file; give its path from the current folder")
     try:
         with _importing:
-            return _load_file(Path(place).resolve()) if is_file else _load_name(place)
+            return _load_file(Path(place).expanduser().resolve()) if is_file else _load_name(place)
     except (Exception, SystemExit) as error:
         raise InputError(f"{what} {place} cannot be imported: {_explain(error, place)}") from error
 
@@ -66,7 +67,7 @@ def _load_name(name: str) -> ModuleType:
 
 
 def _load_file(path: Path) -> ModuleType:
-    name = f"unskew_plugin_{path.stem}_{zlib.crc32(str(path).encode()):08x}"
+    name = f"unskew_plugin_{path.stem}_{zlib.crc32(str(path).encode() + path.read_bytes()):08x}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)

@@ -25,7 +25,9 @@ def tiny_data(groups=None, classes=3, seed=0):
     """Three classes of 2x4x4 images that a small net can tell apart."""
     rng = torch.Generator().manual_seed(seed)
     y = torch.arange(60) % classes
-    x = torch.randint(0, 100, (60, 2, 4, 4), generator=rng, dtype=torch.uint8) + (60 * y).to(torch.uint8).view(-1, 1, 1, 1)
+    x = torch.randint(0, 100, (60, 2, 4, 4), generator=rng, dtype=torch.uint8) + (60 * y).to(torch.uint8).view(
+        -1, 1, 1, 1
+    )
     samples = Samples(x, y)
     names = tuple(str(group) for group in range(int(groups.max()) + 1)) if groups is not None else ()
     return Dataset("tiny", samples, samples, tuple("abc"), (0.5, 0.5), (0.5, 0.5), groups=groups, group_names=names)
@@ -99,12 +101,12 @@ def visit(spec, state=None):
     s = task.server_context(1, (0,))
     server = task.method.init(task.server_context(0))
     job = Job("train", 1, 0, task.method.download(s, server, 0), state or {})
-    return task, s, server, job
+    return task, server, job
 
 
 @EVERY
 def test_slots_change_nothing_they_are_given(spec):
-    task, s, server, job = visit(spec)
+    task, server, job = visit(spec)
     first = task.work(job)
     job = Job("train", 1, 0, job.message, first.state)
     before = copy.deepcopy((server, job.message, job.state, task.initial))
@@ -118,7 +120,7 @@ def test_slots_change_nothing_they_are_given(spec):
 
 @EVERY
 def test_messages_replies_and_states_survive_the_wire(spec):
-    task, _, _, job = visit(spec)
+    task, _, job = visit(spec)
     reply = task.work(job)
     again = task.work(Job("train", 1, 0, wire.decode(wire.encode(job.message)), wire.decode(wire.encode(job.state))))
     for mine, theirs in ((reply.groups, again.groups), (reply.state, again.state)):
@@ -163,7 +165,7 @@ def test_a_client_that_drops_out_is_said_and_does_no_harm(spec):
 
 @EVERY
 def test_all_clients_drop_out_keeps_the_model(spec):
-    task, _, server, _ = visit(spec)
+    _, server, _ = visit(spec)
     result = play(spec, dropout=0.999999, rounds=1)
     assert not result.summary["diverged"]
     for name, value in server["model"].items():
@@ -172,7 +174,7 @@ def test_all_clients_drop_out_keeps_the_model(spec):
 
 @EVERY
 def test_bytes_are_those_of_the_messages(spec, tmp_path):
-    task, s, server, job = visit(spec)
+    task, _, job = visit(spec)
     reply = task.work(job)
     result = play(spec, tmp_path / "run", rounds=1)
     rows = [json.loads(line) for line in (tmp_path / "run/clients.jsonl").read_text().splitlines()]

@@ -9,9 +9,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import torch
-from support import FixedData, FixedFederation, PlannedTask, Recording, memory_store
 from torch import nn
 
+from support import FixedData, FixedFederation, PlannedTask, Recording, memory_store
 from unskew.core.context import LocalSettings
 from unskew.core.net import Net
 from unskew.core.rounds import rounds

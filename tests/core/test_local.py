@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from support import FixedData, golden, golden_task
 
+from support import FixedData, golden, golden_task
 from unskew.core.context import LocalSettings
 from unskew.core.jobs import Job
 from unskew.core.tree import copy

@@ -6,7 +6,9 @@ from unskew.core import seeds
 
 
 def test_streams_are_named_and_independent():
-    numbers = {seeds.number(*args) for args in [(0, "a"), (1, "a"), (0, "b"), (0, "a", 1), (0, "a", 0, 1), (0, "a", 1, 1)]}
+    numbers = {
+        seeds.number(*args) for args in [(0, "a"), (1, "a"), (0, "b"), (0, "a", 1), (0, "a", 0, 1), (0, "a", 1, 1)]
+    }
     assert len(numbers) == 6
     assert seeds.number(0, "a", 2, 3) == seeds.number(0, "a", 2, 3) < 2**63
     draw = [torch.rand(3, generator=seeds.generator(0, "a")) for _ in range(2)]

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from support import (
     FixedData,
     Recording,
@@ -13,7 +14,6 @@ from support import (
     rename,
     to_tree,
 )
-
 from unskew.core import tree
 from unskew.core.jobs import Job
 from unskew.core.reducers import buffers, mean

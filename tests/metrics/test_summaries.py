@@ -3,8 +3,8 @@
 import math
 
 import pytest
-from support import golden, golden_names
 
+from support import golden, golden_names
 from unskew.metrics import summaries
 
 

@@ -15,7 +15,8 @@ from unskew import engine
 from unskew.config import from_table
 from unskew.core import checkpoint
 from unskew.core.store import StateStore
-from unskew.errors import InputError
+from unskew.core.task import Task
+from unskew.errors import ClientError, InputError
 from unskew.results import RunFolder
 
 TABLE = {
@@ -64,7 +65,7 @@ def test_a_damaged_newest_checkpoint_falls_back_and_says_so(tmp_path, whole, cap
     data = newest(path).read_bytes()
     newest(path).write_bytes(data[: len(data) // 2])
     engine.resume(path)
-    assert "damaged" in caplog.text and "the checkpoint before it" in caplog.text
+    assert "damaged" in caplog.text and "from the checkpoint before it" in caplog.text
     assert_equal(path, whole)
 
 
@@ -123,8 +124,26 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
     path = interrupted(tmp_path / "run", 3)
     text = (path / "run.toml").read_text()
     (path / "run.toml").write_text(text.replace("lr = 0.05", "lr = 0.06"))
-    with pytest.raises(InputError, match="no checkpoint"):
+    with pytest.raises(InputError, match=r"restore run\.toml"):
         engine.resume(path)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_an_end_in_the_middle_of_a_round_keeps_states_and_model_together(tmp_path, whole, monkeypatch, error):
+    path, work, calls = tmp_path / "run", Task.work, [0]
+
+    def fails_later(self, job):
+        calls[0] += job.kind == "train"
+        if calls[0] == 15:  # the third of four clients of round 4
+            raise error
+        return work(self, job)
+
+    monkeypatch.setattr(Task, "work", fails_later)
+    with pytest.raises((KeyboardInterrupt, ClientError)):
+        engine.run(from_table({**TABLE, "execution": {"checkpoint_every": 2}}), path)
+    monkeypatch.undo()
+    engine.resume(path)
+    assert_equal(path, whole)
 
 
 def test_nothing_is_overwritten(tmp_path, whole):

@@ -71,8 +71,9 @@ def resume(
 
     folder, config = RunFolder.open(path)
     if folder.finished:
+        summary = folder.summary()
         note(f"{path} is finished already; nothing to do")
-        listing.show_result(folder.summary(), path, as_json)
+        listing.show_result(summary, path, as_json)
         return
     with RoundProgress(str(config.method), config.rounds, quiet) as progress:
         result = engine.resume(path, data_dir=data_dir, watch=progress, executor=executor)
@@ -164,6 +165,9 @@ def top(
     logging.getLogger("unskew").setLevel(logging.DEBUG if debug else logging.INFO)
 
 
+INTERRUPTED = 130
+
+
 class _Lines(logging.Handler):
     """Log records as plain lines on standard error, above a progress bar if there is one."""
 
@@ -184,6 +188,8 @@ def _guarded(arguments: list[str] | None) -> int:
     try:
         code: Any = app(args=arguments, standalone_mode=False)
         sys.stdout.flush()
+        if code == INTERRUPTED:  # what the command-line library makes of Ctrl-C
+            return _interrupted()
         return code if isinstance(code, int) else 0
     except InputError as error:
         return _say(one_line(error))
@@ -193,8 +199,7 @@ def _guarded(arguments: list[str] | None) -> int:
         _say(f"{one_line(error)}; finished rounds are kept, 'unskew resume' goes on from the last checkpoint")
         return 1
     except KeyboardInterrupt:
-        _say("interrupted; go on with 'unskew resume RUN'")
-        return 130
+        return _interrupted()
     except OSError as error:
         return _no_more_output() if isinstance(error, BrokenPipeError) else _told(error)
     except Exception as error:
@@ -202,8 +207,13 @@ def _guarded(arguments: list[str] | None) -> int:
             message = " ".join(error.format_message().split()) or "no command was given"
             return _say(f"{message} (see --help)")
         if type(error).__name__ == "Abort":
-            return 130
+            return _interrupted()
         raise
+
+
+def _interrupted() -> int:
+    _say("interrupted; 'unskew resume RUN' goes on with a run, the same command again with a comparison")
+    return INTERRUPTED
 
 
 def _told(error: OSError) -> int:

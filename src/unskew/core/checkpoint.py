@@ -44,21 +44,32 @@ def save(folder: Path, run_hash: str, round_: int, server: Groups, store: StateS
 def load_newest(folder: Path, run_hash: str) -> Checkpoint | None:
     """The newest checkpoint that is whole; a damaged one is named and passed over. None if there never was one."""
     candidates = _newest_first(folder)
+    problems: list[InputError] = []
     for path in candidates:
         try:
             data = wire.read_certified(path)
             notes = wire.notes(data)
             if notes["run"] != run_hash:
-                raise InputError(f"{path} belongs to another run ({notes['run']}, expected {run_hash})")
+                raise _OtherRun(
+                    f"{path} belongs to run {notes['run']}, but run.toml gives {run_hash}; restore run.toml"
+                )
             states = {int(client): name for client, name in notes["states"].items()}
             for name in states.values():
                 wire.read_certified(folder / name)
+            for problem in problems:
+                log.warning("%s; going on from the checkpoint before it, after round %s", problem, notes["round"])
             return Checkpoint(int(notes["round"]), wire.decode(data), states)
+        except _OtherRun:
+            raise
         except InputError as error:
-            log.warning("%s; trying the checkpoint before it", error)
+            problems.append(error)
     if candidates:
-        raise InputError(f"no checkpoint in {folder} is whole; start the run anew in another folder")
+        raise InputError(f"no checkpoint in {folder} is whole ({problems[0]}); start the run anew in another folder")
     return None
+
+
+class _OtherRun(InputError):
+    """The checkpoint is whole but not of this run."""
 
 
 def _newest_first(folder: Path) -> list[Path]:

@@ -8,21 +8,20 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-import pydantic
 import torch.nn.functional as F
 from torch import Tensor
 
 from unskew.core import local, tree
 from unskew.core.context import BufferPolicy, ClientContext, Context, ServerContext
 from unskew.core.reducers import Reducers, buffers, mean
-from unskew.core.registry import Component, Registry, param
+from unskew.core.registry import Component, Registry, param, validated
 from unskew.core.terms import Term
 from unskew.core.tree import Groups, Tree
 from unskew.data.local import Batch
 from unskew.models.base import Output
 
 
-@pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=pydantic.ConfigDict(extra="forbid"))
+@validated
 class Method(Component):
     """What clients and server do in a round; the defaults are FedAvg."""
 

@@ -59,6 +59,13 @@ class Component:
         return f"{self.name}({', '.join(given)})" if given else self.name
 
 
+def validated(cls: type[C]) -> type[C]:
+    """A frozen dataclass that checks its fields: unknown ones, NaN and infinite numbers are errors."""
+    config = pydantic.ConfigDict(extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False)
+    made: Any = pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=config)(cls)
+    return made  # type: ignore[no-any-return]
+
+
 class Registry(Generic[T]):
     """The components of one kind, by name."""
 
@@ -76,9 +83,7 @@ class Registry(Generic[T]):
             if name in self._classes:
                 raise ValueError(f"{self.kind} '{name}' is registered twice")
             doc = inspect.getdoc(cls) or ""
-            made: Any = pydantic.dataclasses.dataclass(
-                frozen=True, kw_only=True, config=pydantic.ConfigDict(extra="forbid", arbitrary_types_allowed=True)
-            )(cls)
+            made: Any = validated(cls)
             made.name, made.summary = name, doc.split("\n\n")[0].replace("\n", " ")
             self._classes[name] = made
             return made  # type: ignore[no-any-return]
@@ -98,7 +103,9 @@ class Registry(Generic[T]):
         """A component from text, a table, or itself."""
         if isinstance(spec, self.base):
             return spec
-        table = parse(spec) if isinstance(spec, str) else dict(typing.cast("Mapping[str, Any]", spec))
+        if not isinstance(spec, (str, Mapping)):
+            raise InputError(f"expected a {self.kind} such as {next(iter(self), '…')}, got {_short(spec)}")
+        table = parse(spec) if isinstance(spec, str) else dict(spec)
         if not isinstance(table.get("name"), str):
             raise InputError(f'a {self.kind} needs a name, such as name = "{next(iter(self), "…")}"; got {table}')
         cls = self.get(table.pop("name"))
@@ -162,6 +169,10 @@ def _plain(value: Any) -> Any:
 
 def construct(cls: type[C], values: Table) -> C:
     """The object, or the first validation error as one line."""
+    for key, hint in _hints(cls).items():
+        if isinstance(values.get(key), bool) and hint in (int, float, int | None):  # pydantic would read true as 1
+            what = getattr(cls, "name", "") or cls.__name__.lower()
+            raise InputError(f"{what}.{key}: input should be a number, got {str(values[key]).lower()}")
     try:
         return cls(**values)
     except pydantic.ValidationError as error:
@@ -187,7 +198,7 @@ def _short(value: Any) -> str:
 
 def nearest(name: str, known: Sequence[str]) -> str:
     """'did you mean a or b?' for a near miss, else the list of what there is."""
-    close = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
+    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     if close:
         return f"did you mean {' or '.join(close)}?"
     return f"known: {', '.join(sorted(known))}" if known else "it takes no arguments"

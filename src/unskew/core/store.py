@@ -17,7 +17,7 @@ class StateStore:
     checkpoint names are still there after the run went on.
     """
 
-    def __init__(self, folder: Path, limit: int = 1 << 30) -> None:
+    def __init__(self, folder: Path, limit: int = 256 << 20) -> None:
         self.folder, self.limit = folder, limit
         self._memory: OrderedDict[int, Groups] = OrderedDict()
         self._sizes: dict[int, int] = {}
@@ -25,6 +25,8 @@ class StateStore:
         self._files: dict[int, str] = {}
         self._unsynced: set[str] = set()
         self._held = 0
+        self.latest = 0
+        """The newest round that any client remembers."""
 
     def get(self, client: int) -> Groups:
         """The client's state; empty before its first visit."""
@@ -42,6 +44,7 @@ class StateStore:
         if not state and client not in self._memory and client not in self._files:
             return
         self._dirty[client] = round_
+        self.latest = max(self.latest, round_)
         self._remember(client, state)
 
     def snapshot(self) -> dict[int, str]:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import pydantic
 from torch import Tensor
 
 from unskew.core.context import ClientContext, ServerContext
 from unskew.core.method import Method
-from unskew.core.registry import param
+from unskew.core.registry import param, validated
 from unskew.core.terms import Term
 from unskew.core.tree import Groups, Tree
 from unskew.data.local import Batch
@@ -20,7 +19,7 @@ def _forwarded(name: str) -> Any:
     return property(lambda self: getattr(self.inner, name), doc=f"The inner method's `{name}`.")
 
 
-@pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=pydantic.ConfigDict(extra="forbid"))
+@validated
 class Wrapper(Method):
     """Forwards every slot to `inner`; its own `terms` reach the inner method's loss through the context."""
 

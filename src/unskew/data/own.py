@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +18,7 @@ from unskew.data.images import Tags, decode_images, is_image
 from unskew.data.npz import Packed
 from unskew.data.source import About, Source, sources
 from unskew.errors import InputError, one_line
+from unskew.plugins import load_module
 
 VALIDATION_FOLDERS = ("val", "valid", "validation")
 YOURS = About("as many as you have", licence="yours")
@@ -182,28 +180,9 @@ class Python(Source):
         module_name, colon, name = self.target.rpartition(":")
         if not colon or not module_name or not name:
             raise InputError(f"python: expected file.py:function or package.module:function, got '{self.target}'")
-        try:
-            is_file = module_name.endswith(".py")
-            module = _module_of_file(module_name) if is_file else importlib.import_module(module_name)
-        except InputError:
-            raise
-        except (Exception, SystemExit) as error:
-            why = f"{type(error).__name__}: {one_line(error)}"
-            raise InputError(f"python:{self.target} cannot be imported: {why}") from error
-        function = getattr(module, name, None)
+        if module_name.endswith(".py") and not Path(module_name).expanduser().is_file():
+            raise InputError(f"the file '{module_name}' does not exist; give file.py:function")
+        function = getattr(load_module(module_name, "data"), name, None)
         if not callable(function):
             raise InputError(f"python:{self.target}: {module_name} has no function '{name}'; check its name")
         return function  # type: ignore[no-any-return]
-
-
-def _module_of_file(text: str) -> Any:
-    path = Path(text).expanduser()
-    if not path.is_file():
-        raise InputError(f"the file '{path}' does not exist; give file.py:function")
-    spec = importlib.util.spec_from_file_location(f"unskew_user_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise InputError(f"{path}: cannot be loaded as Python; give a .py file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses defined in the file look their module up
-    spec.loader.exec_module(module)
-    return module

@@ -1,0 +1,1 @@
+"""Measurements; nothing here is asserted by a test."""

@@ -1,0 +1,354 @@
+"""Every command and group of flags doing what it is for."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from cli.calling import Call, contents, write_arrays, write_images
+from unskew.cli.progress import RoundProgress
+from unskew.config import from_table, read_file
+
+QUICK = "--model mlp --split iid --clients 4 --rounds 2 --quiet"
+
+
+@pytest.fixture(autouse=True)
+def in_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def one_object(text: str) -> dict:
+    """Standard output that is exactly one JSON object in one line, with no NaN in it."""
+    assert text.endswith("\n") and text.count("\n") == 1
+
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is no JSON")
+
+    found = json.loads(text, parse_constant=refuse)
+    assert isinstance(found, dict)
+    return found
+
+
+def saved(folder: str | Path) -> dict:
+    return read_file(Path(folder) / "run.toml")
+
+
+# ------------------------------------------------------------------------------------ run
+
+
+def test_run_leaves_the_folder_it_promises(call: Call, tmp_path: Path):
+    said = call(f"run {QUICK} --out run")
+    assert said.code == 0 and said.err == ""
+    assert "accuracy, last" in said.out and "results in run" in said.out
+    names = {path.name for path in (tmp_path / "run").iterdir()}
+    assert names == {"run.toml", "split.json", "rounds.jsonl", "clients.jsonl", "checkpoint", "model.safetensors",
+                     "summary.json"}  # fmt: skip
+
+
+def test_run_names_its_own_folder_and_does_not_replace_it(call: Call, tmp_path: Path):
+    assert call(f"run {QUICK}").code == 0
+    folder = next((tmp_path / "runs").iterdir())
+    assert folder.name.startswith("fedavg-digits-")
+    before = contents(tmp_path)
+    again = call(f"run {QUICK}")
+    assert again.code == 2 and "holds a finished run" in again.err
+    assert contents(tmp_path) == before
+
+
+def test_every_flag_reaches_the_run(call: Call):
+    flags = (
+        "--method 'fedprox(mu=0.5)' --data digits --model 'mlp(hidden=[8])' --split dirichlet:0.5 --clients 5 "
+        "--sample 0.6 --rounds 1 --epochs 2 --steps 3 --batch 16 --lr 0.1 --lr-decay 0.9 --momentum 0.5 "
+        "--weight-decay 0.001 --augment flip --buffers local --dropout 0.1 --seed 7 --split-seed 8 --eval-every 2 "
+        "--clients-every 1 --local-test holdout --validation 0.1 --executor pool --workers 2 --checkpoint-every 3"
+    )
+    said = call(f"run {flags} --set evaluation.last_k=2 --set local.drop_last=true --out run --quiet --json")
+    assert said.code == 0, said.err
+    assert one_object(said.out)["accuracy"].keys() >= {"last_2_mean", "best_on_validation"}
+    run = from_table(saved("run"))
+    assert str(run.method) == "fedprox(mu=0.5)" and str(run.split) == "dirichlet(alpha=0.5)"
+    assert (run.clients, run.sample, run.rounds, run.dropout, run.seed, run.split_seed) == (5, 0.6, 1, 0.1, 7, 8)
+    local = run.local
+    assert (local.epochs, local.steps, local.batch, local.lr, local.lr_decay) == (2, 3, 16, 0.1, 0.9)
+    assert (local.momentum, local.weight_decay, local.buffers, local.drop_last) == (0.5, 0.001, "local", True)
+    tested = run.evaluation
+    assert (tested.every, tested.clients_every, tested.local_test, tested.validation) == (2, 1, "holdout", 0.1)
+    assert (run.execution.executor, run.execution.workers, run.execution.checkpoint_every) == ("pool", 2, 3)
+    assert run.augment.name == "flip" and str(run.model) == "mlp(hidden=[8])"
+
+
+def test_file_then_flag_then_set(call: Call, tmp_path: Path):
+    (tmp_path / "mine.toml").write_text(
+        'rounds = 1\nclients = 4\nsplit = "iid"\nmodel = "mlp"\nseed = 5\n'
+        '[method]\nname = "fedprox"\nmu = 0.1\n[local]\nlr = 0.2\nbatch = 64\n'
+    )
+    said = call("run mine.toml --lr 0.3 --seed 6 --set local.lr=0.4 --set method.mu=0.7 --out run --json --quiet")
+    assert said.code == 0, said.err
+    run = from_table(saved("run"))
+    assert (run.rounds, run.clients, run.seed, run.local.lr, run.local.batch) == (1, 4, 6, 0.4, 64)
+    assert str(run.method) == "fedprox(mu=0.7)"
+
+
+def test_run_toml_is_itself_a_run_file(call: Call, tmp_path: Path):
+    assert call(f"run {QUICK} --method scaffold --out first").code == 0
+    assert call("run first/run.toml --out second --quiet").code == 0
+    first, second = (tmp_path / name / "model.safetensors" for name in ("first", "second"))
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_json_is_the_summary_and_nothing_else(call: Call, tmp_path: Path):
+    said = call(f"run {QUICK} --out run --json")
+    assert one_object(said.out) == json.loads((tmp_path / "run" / "summary.json").read_text())
+
+
+def test_json_of_a_diverged_run_has_no_nan(call: Call, tmp_path: Path):
+    said = call(f"run {QUICK} --lr 1e30 --out run --json")
+    assert said.code == 0 and "NaN or infinite values" in said.err
+    assert one_object(said.out)["diverged"] is True
+    for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines():
+        one_object(line + "\n")
+
+
+def test_progress_lines_keep_brackets(call: Call):
+    said = call("run --method 'fedprox(terms=[prox(mu=1)])' --model mlp --split iid --clients 2 --rounds 1 --out run")
+    assert "fedprox(terms=[prox(mu=1.0)]): round 1/1 · accuracy" in said.err
+    assert "fedprox(terms=[prox(mu=1.0)]) on digits" in said.out
+
+
+def test_no_local_tests_with_a_global_method(call: Call):
+    said = call(f"run {QUICK} --local-test none --out run --json")
+    assert said.code == 0 and one_object(said.out)["personal"] is None
+
+
+def test_holdout_with_clients_of_one_sample(call: Call):
+    said = call(
+        "run --split iid --clients 1437 --sample 0.005 --local-test holdout --rounds 1 --model mlp --out run --json -q"
+    )
+    assert said.code == 0, said.err
+    assert one_object(said.out)["clients"] == 1437
+
+
+def test_pool_gives_the_bytes_of_serial(call: Call, tmp_path: Path):
+    assert call(f"run {QUICK} --method scaffold --out serial").code == 0
+    assert call(f"run {QUICK} --method scaffold --executor pool --workers 2 --out pool").code == 0
+    assert (tmp_path / "serial/model.safetensors").read_bytes() == (tmp_path / "pool/model.safetensors").read_bytes()
+
+
+# ------------------------------------------------------------------------------------ resume
+
+
+def stop_after(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Presses Ctrl-C after a round."""
+
+    def press(self: RoundProgress, row: dict) -> None:
+        if row["round"] == number:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(RoundProgress, "__call__", press)
+
+
+def test_interrupted_run_goes_on_bit_for_bit(call: Call, tmp_path: Path):
+    line = f"run {QUICK} --method scaffold --rounds 3"
+    assert call(f"{line} --out calm").code == 0
+    with pytest.MonkeyPatch.context() as patch:
+        stop_after(patch, 1)
+        said = call(f"{line} --out run")
+    assert said.code == 130 and said.out == ""
+    assert said.err.startswith("error: interrupted; 'unskew resume RUN' goes on") and said.err.count("\n") == 1
+    said = call("resume run --executor serial --json --quiet")
+    assert said.code == 0 and one_object(said.out)["rounds"] == 3
+    assert "going on after round 1" in said.err
+    assert (tmp_path / "run/model.safetensors").read_bytes() == (tmp_path / "calm/model.safetensors").read_bytes()
+
+
+def test_resume_of_a_finished_run_only_shows_it(call: Call, tmp_path: Path):
+    assert call(f"run {QUICK} --out run").code == 0
+    before = contents(tmp_path)
+    said = call("resume run --json")
+    assert said.code == 0 and said.err == "run is finished already; nothing to do\n"
+    assert one_object(said.out)["rounds"] == 2
+    assert "accuracy, last" in call("resume run").out
+    assert contents(tmp_path) == before
+
+
+# ------------------------------------------------------------------------------------ compare
+
+COMPARE = "compare --model mlp --split iid --clients 4 --rounds 2 --methods fedavg,fedprox(mu=1) --seeds 1,2 --quiet"
+
+
+def test_compare_in_every_form_reuses_finished_runs(call: Call, tmp_path: Path):
+    said = call(COMPARE.replace("(mu=1)", "'(mu=1)'") + " --out c")
+    assert said.code == 0, said.err
+    assert "accuracy %" in said.out and "bold: best" in said.out
+    out = tmp_path / "c"
+    assert {path.name for path in out.iterdir()} == {
+        "runs", "table.md", "table.csv", "table.tex", "table.json", "curves.png", "split.png",
+    }  # fmt: skip
+    assert len(list((out / "runs").iterdir())) == 4
+    runs = contents(out / "runs")
+    line = COMPARE.replace("(mu=1)", "'(mu=1)'").replace(" --quiet", "") + " --out c"
+    for form, suffix in (("md", "md"), ("csv", "csv"), ("latex", "tex"), ("json", "json")):
+        said = call(f"{line} --format {form}")
+        assert said.code == 0 and said.out == (out / f"table.{suffix}").read_text()
+        assert said.err == "4 of 4 runs were finished already and were not run again\n"
+    assert contents(out / "runs") == runs
+    rows = one_object(call(f"{line} --json").out)["rows"]
+    assert [row["method"] for row in rows] == ["fedavg", "fedprox(mu=1.0)"]
+    assert len(rows[0]["accuracy %"]["seeds"]) == 2
+    table = list(csv.DictReader(io.StringIO((out / "table.csv").read_text())))
+    assert float(table[0]["time × mean"]) == 1
+
+
+def test_compare_resumes_an_interrupted_cell(call: Call, tmp_path: Path):
+    line = f"compare {QUICK} --methods fedavg,scaffold --seeds 1 --validation 0.1 --metric best_on_validation --json"
+    calm = call(f"{line} --out calm")
+    assert calm.code == 0, calm.err
+    with pytest.MonkeyPatch.context() as patch:
+        stop_after(patch, 1)
+        assert call(f"{line} --out c").code == 130
+    assert not (tmp_path / "c" / "table.md").exists()
+    said = call(f"{line} --out c")
+    assert said.code == 0 and "going on after round 1" in said.err
+    for path in (tmp_path / "calm" / "runs").iterdir():
+        model = tmp_path / "c" / "runs" / path.name / "model.safetensors"
+        assert model.read_bytes() == (path / "model.safetensors").read_bytes()
+    accuracy = [[row["accuracy %"] for row in one_object(text.out)["rows"]] for text in (calm, said)]
+    assert accuracy[0] == accuracy[1]
+
+
+@pytest.mark.parametrize("metric", ["last", "last_k", "last_10_percent", "best_on_test"])
+def test_compare_by_every_metric(call: Call, metric: str):
+    said = call(f"compare {QUICK} --rounds 1 --methods fedavg --seeds 1 --out c --metric {metric} --json")
+    assert said.code == 0 and metric.replace("_", " ") in one_object(said.out)["notes"][0].replace(
+        "last 10 mean", "last k"
+    )
+
+
+# ------------------------------------------------------------------------------------ split
+
+
+def test_split_saves_exports_draws_and_is_used_again(call: Call, tmp_path: Path):
+    line = "split --split dirichlet:0.3 --clients 5 --seed 3 --out p.json --csv p.csv --picture p.png"
+    said = call(line)
+    assert said.code == 0 and "wrote p.json" in said.out and "Gini coefficient" in said.out
+    rows = list(csv.reader((tmp_path / "p.csv").open()))
+    assert rows[0] == ["client", "index", "label"] and len(rows) == 1438
+    with Image.open(tmp_path / "p.png") as image:
+        assert image.format == "PNG"
+    before = contents(tmp_path)
+    again = one_object(call(f"{line} --json").out)
+    assert contents(tmp_path) == before
+    assert sum(map(sum, again["counts"])) == again["samples"] == 1437
+    said = call("run --split file:p.json --rounds 1 --model mlp --out run --json --quiet")
+    found = one_object(said.out)
+    assert (found["clients"], found["split_hash"]) == (5, again["hash"])
+
+
+# ------------------------------------------------------------------------------------ lists
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "word"),
+    [("methods", "fedprox", "mu"), ("data", "digits", "scikit-learn"), ("models", "mlp", "hidden")],
+)
+def test_lists_and_details(call: Call, command: str, name: str, word: str):
+    listed = call(command)
+    assert listed.code == 0 and listed.err == "" and f"{name} " in listed.out
+    assert name in [row["name"] for row in json.loads(call(f"{command} --json").out)]
+    explained = call(f"{command} {name}")
+    assert explained.code == 0 and explained.err == "" and word in explained.out
+    details = one_object(call(f"{command} {name} --json").out)
+    assert details["name"] == name and isinstance(details["options"], list)
+
+
+def test_models_count_parameters_for_any_shape(call: Call):
+    found = one_object(call("models mlp --shape 1,28,28 --classes 9 --json").out)
+    assert found["parameters"] == f"{784 * 64 + 64 + 64 * 9 + 9:,}"
+    assert call("models --shape 3,100000,100000").code == 0  # takes no memory
+
+
+def test_data_says_where_it_looked(call: Call, tmp_path: Path):
+    said = call(f"data mnist --data-dir {tmp_path} --json")
+    assert "not on this machine" in one_object(said.out)["found"]
+
+
+def test_version_help_and_nothing(call: Call):
+    assert call("--version").out.startswith("unskew ")
+    for command in ("", "run", "compare", "split", "resume", "methods", "data", "models"):
+        said = call(f"{command} --help")
+        assert said.code == 0 and "Usage" in said.out
+    nothing = call("")
+    assert nothing.code == 2 and nothing.err == "error: no command was given (see --help)\n"
+
+
+# ------------------------------------------------------------------------------------ the user's own parts
+
+OWN = """
+import numpy as np
+import torch
+from torch import nn
+
+from unskew.core.method import methods
+from unskew.core.registry import param
+from unskew.methods.fedavg import FedAvg
+
+
+@methods.register("fed_mine")
+class FedMine(FedAvg):
+    "My own method."
+
+    strength: float = param(default=1.0, ge=0, doc="how strong it is")
+
+
+class Net(nn.Module):
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.hidden, self.fc = nn.Linear(int(np.prod(shape)), 16), nn.Linear(16, classes)
+
+    def forward(self, x):
+        return self.fc(torch.relu(self.hidden(x.flatten(1))))
+
+
+def features():
+    x = np.random.RandomState(0).rand(60, 6).astype(np.float32)
+    return x, np.arange(60) % 3, x, np.arange(60) % 3
+"""
+
+
+def test_own_method_model_and_data(call: Call, tmp_path: Path):
+    (tmp_path / "mine.py").write_text(OWN)
+    said = call(
+        "run --plugin mine.py --method 'fed_mine(strength=2)' --data python:mine.py:features --split iid --clients 3 "
+        "--model \"python('mine.py:Net', head=fc)\" --rounds 2 --out run --json --quiet"
+    )
+    assert said.code == 0, said.err
+    assert one_object(said.out)["method"] == "fed_mine(strength=2.0)"
+    (tmp_path / "run" / "summary.json").unlink()
+    said = call("resume run --json --quiet")
+    assert said.code == 0 and one_object(said.out)["rounds"] == 2
+
+
+def test_own_npz_with_natural_clients(call: Call, tmp_path: Path):
+    write_arrays(tmp_path)
+    said = call("run --data npz:hospitals.npz --split natural --rounds 1 --out a --json --quiet")
+    assert said.code == 0 and one_object(said.out)["clients"] == 4
+    said = call("run --data npz:good.npz --split iid --clients 3 --rounds 1 --out b --json --quiet")
+    assert said.code == 0 and one_object(said.out)["clients"] == 3
+    said = call("run --data npz:domains.npz --split domain --clients 6 --rounds 1 --out c --json --quiet")
+    assert said.code == 0 and one_object(said.out)["clients"] == 6
+
+
+def test_own_images(call: Call, tmp_path: Path):
+    write_images(tmp_path / "images")
+    said = call("run --data 'folder(\"images\", size=8, grey=true)' --split iid --clients 2 --rounds 1 --json -q")
+    assert said.code == 0, said.err
+    write_images(tmp_path / "wards", ("north", "south", "west"))
+    said = call("run --data clients_folder:wards --model mlp --split natural --rounds 1 --json --quiet")
+    assert said.code == 0 and one_object(said.out)["clients"] == 3
+    shutil.rmtree(tmp_path / "runs")

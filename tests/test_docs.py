@@ -1,0 +1,57 @@
+"""The documentation keeps up with the code: pages, options, links, and the run file with every key."""
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+from unskew.config import SECTIONS, Run, from_table, tomllib
+from unskew.core.method import methods
+from unskew.core.registry import options
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+HEADING = re.compile(r"^#+ +(.+)$", re.M)
+FENCED = re.compile(r"^```.*?^```", re.M | re.S)
+
+# a method that a test or a user's file registered is not ours to document
+OURS = [name for name in methods if methods.get(name).__module__.startswith("unskew.methods.")]
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_a_method_has_a_page_that_names_every_option(name):
+    page = ROOT / "docs" / "methods" / f"{name}.md"
+    assert page.is_file(), f"write docs/methods/{name}.md"
+    text = page.read_text(encoding="utf-8")
+    missing = [option.name for option in options(methods.get(name)) if f"`{option.name}`" not in text]
+    assert not missing, f"{page.name} does not mention {missing}"
+    assert f"methods/{name}.md" in (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_relative_links_resolve(page):
+    for target in LINK.findall(FENCED.sub("", page.read_text(encoding="utf-8"))):
+        path, _, anchor = target.partition("#")
+        if re.match(r"[a-z]+:", path):
+            continue
+        place = (page.parent / path).resolve() if path else page
+        assert place.exists(), f"{target} leads nowhere"
+        if anchor:
+            assert anchor in anchors(place), f"{target}: there is no such heading"
+
+
+def anchors(page):
+    """The anchors of a page's headings, made as GitHub makes them."""
+    headings = HEADING.findall(FENCED.sub("", page.read_text(encoding="utf-8")))
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_run_file_in_the_docs_has_every_key():
+    text = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    table = tomllib.loads(re.search(r"^```toml\n(.*?)^```", text, re.M | re.S)[1])
+    from_table(table)
+    assert set(table) == {field.name for field in dataclasses.fields(Run)}
+    for key, section in SECTIONS.items():
+        assert set(table[key]) == {field.name for field in dataclasses.fields(section)}, key
