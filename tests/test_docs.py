@@ -8,7 +8,7 @@ import pytest
 
 from unskew.config import SECTIONS, Run, from_table, tomllib
 from unskew.core.method import methods
-from unskew.core.registry import options
+from unskew.core.registry import default_of, options
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -55,3 +55,11 @@ def test_the_run_file_in_the_docs_has_every_key():
     assert set(table) == {field.name for field in dataclasses.fields(Run)}
     for key, section in SECTIONS.items():
         assert set(table[key]) == {field.name for field in dataclasses.fields(section)}, key
+        assert not stale(text, key, section), key
+
+
+def stale(text, key, section):
+    """Keys whose line shows another value than the default and does not say so."""
+    lines = re.search(rf"^\[{key}\](.*?)(?=^\[|^```)", text, re.M | re.S)[1].splitlines()
+    shown = {line.split(" ")[0]: tomllib.loads(line) for line in lines if "=" in line and "default" not in line}
+    return [name for name, row in shown.items() if row[name] != default_of(section, name)]

@@ -14,7 +14,8 @@ from unskew.compare import Played
 from unskew.compare import compare as play
 from unskew.config import FLAGS, Run, from_table, override
 from unskew.core.method import Method, methods
-from unskew.core.registry import Table, nearest
+from unskew.core.registry import nearest
+from unskew.core.text import Table
 from unskew.data import Dataset, given
 from unskew.errors import InputError
 from unskew.models import Architecture

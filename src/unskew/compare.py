@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from unskew import engine
+from unskew import engine, parts
 from unskew.config import Run
 from unskew.core.method import Method
 from unskew.core.registry import construct
@@ -54,7 +54,7 @@ def compare(
     loaded = dataset if dataset is not None else load(base.data, data_dir)
     # every cell is checked before the first is played
     wanted = [construct(Run, {**vars(base), "method": method, "seed": seed}) for seed in seeds for method in methods]
-    runs = [run.resolved(engine.prepare_data(run, data_dir, loaded)) for run in wanted]
+    runs = [run.resolved(parts.prepare_data(run, data_dir, loaded)) for run in wanted]
     cells: list[Played] = []
     for run in runs:
         watch = announce(run, len(cells) + 1, len(runs)) if announce else None

@@ -22,15 +22,14 @@ from unskew.core.method import Method, methods
 from unskew.core.registry import (
     Component,
     Registry,
-    Table,
     component_fields,
     construct,
     nearest,
     param,
-    parse,
     to_table,
     validated,
 )
+from unskew.core.text import Table, parse
 from unskew.data import sources
 from unskew.data.dataset import Dataset
 from unskew.data.federation import LocalTest
@@ -39,6 +38,7 @@ from unskew.data.splits import Split, splits
 from unskew.data.transforms import Augment, transforms
 from unskew.errors import InputError
 from unskew.models import Architecture, architectures
+from unskew.plugins import load_plugin
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -139,8 +139,7 @@ class Run(Component):
     def hash(self) -> str:
         """Names the run: equal for runs that must give equal results."""
         table = to_table(self)
-        for key in ("execution", "name"):
-            table.pop(key)
+        table["execution"] = {"threads": self.execution.threads}  # sums round differently with another number
         return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:12]
 
     def resolved(self, data: Dataset) -> Run:
@@ -185,10 +184,7 @@ def _without_names(value: Any) -> Any:
 
 def from_table(table: Mapping[str, Any]) -> Run:
     """A run from nested tables; unknown keys are errors that name the nearest ones."""
-    from unskew.plugins import load_plugin
-
-    for path in _plugins(table.get("plugins", ())):
-        load_plugin(path)
+    load_plugins(table)
     registries: dict[str, Registry[Any]] = component_fields(Run)
     names = [field.name for field in dataclasses.fields(Run)]
     values: Table = {}
@@ -208,10 +204,13 @@ def from_table(table: Mapping[str, Any]) -> Run:
     return construct(Run, values)
 
 
-def _plugins(value: Any) -> list[str]:
-    if isinstance(value, (list, tuple)) and all(isinstance(path, str) and path for path in value):
-        return list(value)
-    raise InputError(f'plugins: expected a list of Python files or modules, such as ["mine.py"], got {value!r}')
+def load_plugins(table: Mapping[str, Any]) -> None:
+    """Imports the files that a run's table names, for what they register."""
+    paths = table.get("plugins", ())
+    if not isinstance(paths, (list, tuple)) or not all(isinstance(path, str) and path for path in paths):
+        raise InputError(f'plugins: expected a list of Python files or modules, such as ["mine.py"], got {paths!r}')
+    for path in paths:
+        load_plugin(path)
 
 
 def _section(key: str, value: Any) -> Component:
@@ -242,16 +241,17 @@ def read_file(path: Path) -> Table:
 def override(table: Mapping[str, Any], path: str, value: Any) -> Table:
     """The table with one value set by its path, such as `method.inner.mu`; text of a component is opened first."""
     result = copy.deepcopy(dict(table))
+    registries = component_fields(Run)
     place: Any = result
     *above, last = path.split(".")
     for depth, key in enumerate(above):
-        inside = place.get(key)
-        if isinstance(inside, str):
-            inside = parse(inside)
-        elif inside is None and depth == 0 and key in component_fields(Run):
+        inside = place.get(key, {})
+        if depth == 0 and key in registries and not isinstance(inside, dict):
+            inside = to_table(registries[key].build(inside))
+        elif depth == 0 and key in registries and not inside and getattr(Run(), key) is not None:
             inside = to_table(getattr(Run(), key))
-        if not isinstance(inside, dict):
-            inside = {} if inside is None else inside
+        elif isinstance(inside, str):
+            inside = parse(inside)
         if not isinstance(inside, dict):
             raise InputError(
                 f"cannot set '{path}': '{'.'.join(above[: depth + 1])}' is the value {inside!r}, not a table"

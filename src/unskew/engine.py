@@ -1,9 +1,8 @@
-"""From a `Run` to its results: builds the parts, plays the rounds, keeps the folder."""
+"""From a `Run` to its results: plays the rounds, evaluates, keeps the folder."""
 
 from __future__ import annotations
 
 import logging
-import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -16,23 +15,19 @@ import torch
 from unskew.config import Execution, Run
 from unskew.core import checkpoint, seeds, wire
 from unskew.core.jobs import Executor
-from unskew.core.net import Net
 from unskew.core.registry import construct
 from unskew.core.rounds import Round, rounds
 from unskew.core.store import StateStore
 from unskew.core.task import Task
 from unskew.core.tree import Groups
-from unskew.data import load
 from unskew.data.dataset import Dataset
 from unskew.data.download import Progress
-from unskew.data.federation import Federation, merged, with_validation
 from unskew.data.partition import Partition
 from unskew.errors import ClientError, InputError
-from unskew.executors.pool import Pool
-from unskew.executors.serial import Serial
-from unskew.metrics import summaries
 from unskew.metrics.evaluate import evaluate_clients, evaluate_global
+from unskew.metrics.run_summary import summarise
 from unskew.models import Architecture, Model
+from unskew.parts import cut, make_executor, make_task, model_builder, prepare_data
 from unskew.results import Row, RunFolder
 
 log = logging.getLogger(__name__)
@@ -110,72 +105,6 @@ def resume(
         partition.save(folder.split)
     folder.mend()
     return _Play(config, make_task(config, data, partition), folder, watch).play()
-
-
-def prepare_data(
-    config: Run, data_dir: Path | None = None, dataset: Dataset | None = None, download: Progress | None = None
-) -> Dataset:
-    """The run's data set, with its validation part held out."""
-    data = dataset if dataset is not None else load(config.data, data_dir, download)
-    data = merged(data) if config.pool_test else data
-    return with_validation(data, config.evaluation.validation, split_seed(config))
-
-
-def split_seed(config: Run) -> int:
-    """The seed of the partition: its own if given, else from the run's."""
-    return config.split_seed if config.split_seed is not None else seeds.number(config.seed, "split") % 2**32
-
-
-def cut(config: Run, data: Dataset) -> Partition:
-    """The run's partition."""
-    clients = config.resolved(data).clients
-    assert clients is not None
-    return config.split.cut(data, clients, split_seed(config))
-
-
-def make_task(config: Run, data: Dataset, partition: Partition) -> Task:
-    """Everything about the run that stays the same from round to round."""
-    build = model_builder(config, data)
-    net = Net(build())
-    params, buffers = net.trees()
-    method, evaluation = config.method, config.evaluation
-    return Task(
-        method=method,
-        federation=Federation(
-            data, partition, config.augment, evaluation.local_test, evaluation.holdout, seed=split_seed(config)
-        ),
-        net=net,
-        initial={"model": params, "buffers": buffers},
-        seed=config.seed,
-        local=config.local.settings(),
-        lr_decay=config.local.lr_decay,
-        buffer_policy=method.buffer_policy or config.local.buffers,
-        # 1e-9: 0.29 * 100 is 28.999… in binary
-        cohort_size=max(1, int(config.sample * len(partition) + 1e-9)),
-        dropout=config.dropout,
-        eval_batch=evaluation.batch,
-    )
-
-
-def model_builder(config: Run, data: Dataset) -> Callable[[], Model]:
-    """Makes the run's initial model; its weights depend on the seed alone."""
-
-    def build() -> Model:
-        with seeds.global_generator_restored():
-            seeds.seed_layers(config.seed, "model")
-            model = config.resolved(data).model
-            assert model is not None
-            return model.build(data.shape, data.num_classes)
-
-    return build
-
-
-def make_executor(config: Run, task: Task) -> Executor:
-    """Who does the clients' work."""
-    if config.execution.executor == "pool":
-        workers = config.execution.workers or min(os.cpu_count() or 1, task.cohort_size)
-        return Pool(task, workers, config.execution.threads)
-    return Serial(task)
 
 
 @contextmanager
@@ -317,46 +246,3 @@ def _same(old: Row | None, new: Row) -> bool:
 
 def _key(row: Row) -> tuple[int, int, bool]:
     return row["round"], row["client"], "accuracy" in row
-
-
-def summarise(config: Run, task: Task, rows: list[Row]) -> Row:
-    """The figures of a finished run."""
-    played = [row for row in rows if row["round"] > 0]
-    tested = [row for row in played if "accuracy" in row]
-    personal = [row["personal"] for row in played if row.get("personal", {}).get("clients_tested")]
-    curve = [row["accuracy"] for row in tested] or [figures["pooled"] for figures in personal]
-    if not curve:
-        raise InputError(
-            f"{config.method.name} gives personal models only, so it needs local test sets; "
-            "set evaluation.local_test to proportional or holdout"
-        )
-    accuracy = {
-        "last": summaries.last(curve),
-        f"last_{config.evaluation.last_k}_mean": summaries.last_k_mean(curve, config.evaluation.last_k),
-        "last_10_percent_mean": summaries.last_share_mean(curve),
-        "best_on_test": summaries.best(curve),
-    }
-    if tested and "validation" in tested[0]:
-        accuracy["best_on_validation"] = summaries.at_best_validation(curve, [row["validation"] for row in tested])
-    kinds = ("local", "aggregate", "evaluate")
-    return {
-        "run": config.hash,
-        "method": str(config.method),
-        "data": str(config.data),
-        "model": str(config.model),
-        "split": str(config.split),
-        "split_hash": task.federation.partition.hash,
-        "seed": config.seed,
-        "clients": task.num_clients,
-        "rounds": len(played),
-        "accuracy_of": "global model" if tested else "clients' own models, pooled",
-        "accuracy": accuracy,
-        "loss": tested[-1]["loss"] if tested else None,
-        "class_accuracy": tested[-1]["class_accuracy"] if tested else None,
-        "personal": personal[-1] if personal else None,
-        "diverged": any(row["diverged"] for row in played),
-        "excluded_replies": sum(len(row["excluded"]) for row in played),
-        "bytes_up": sum(row["bytes_up"] for row in played),
-        "bytes_down": sum(row["bytes_down"] for row in played),
-        "seconds": {kind: sum(row["seconds"].get(kind, 0.0) for row in rows) for kind in kinds},
-    }

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import unskew
-from unskew import engine
+from unskew import engine, parts
 from unskew.config import from_table
 from unskew.core import tree, wire
 from unskew.core.jobs import Job
@@ -97,7 +97,7 @@ def test_interrupted_and_resumed_equals_uninterrupted(spec, tmp_path):
 
 def visit(spec, state=None):
     """A client's visit in round 1: its job, before and after."""
-    task = engine.make_task(config(spec).resolved(DATA), DATA, engine.cut(config(spec), DATA))
+    task = parts.make_task(config(spec).resolved(DATA), DATA, parts.cut(config(spec), DATA))
     s = task.server_context(1, (0,))
     server = task.method.init(task.server_context(0))
     job = Job("train", 1, 0, task.method.download(s, server, 0), state or {})

@@ -4,7 +4,8 @@ import pytest
 
 from unskew.config import from_table, override, read_assignment
 from unskew.core.method import methods
-from unskew.core.registry import options, parse, split_list, to_table
+from unskew.core.registry import options, to_table
+from unskew.core.text import parse, split_list
 from unskew.data.splits import splits
 from unskew.errors import InputError
 
@@ -71,6 +72,8 @@ def test_outer_commas_only():
 def test_overrides_by_path():
     table = override({"method": "fedprox(mu=0.3)"}, "method.mu", 0.1)
     assert from_table(table).method == methods.build("fedprox(mu=0.1)")
+    nested = override({"method": "fedavg(terms=[prox(0.3)])"}, "method.terms", ["prox(0.2)"])
+    assert from_table(nested).method == methods.build("fedavg(terms=[prox(mu=0.2)])")
     assert from_table(override({}, "local.lr", 0.7)).local.lr == 0.7
     assert from_table(override({}, "split.alpha", 2.0)).split == splits.build("dirichlet:2.0")
     with pytest.raises(InputError, match="not a table"):

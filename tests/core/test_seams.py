@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from unskew import engine
+from unskew import engine, parts
 from unskew.config import from_table
 from unskew.core import local, tree
 from unskew.core.method import Method, methods
@@ -135,8 +135,8 @@ def play(spec, **options):
 
 
 def initial_model(run):
-    data = engine.prepare_data(run)
-    return engine.make_task(run, data, engine.cut(run, data)).initial["model"]
+    data = parts.prepare_data(run)
+    return parts.make_task(run, data, parts.cut(run, data)).initial["model"]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -164,8 +164,8 @@ def test_two_phase_bytes_count_the_extra_exchange_once():
 
 def test_a_personal_head_stays_with_the_client():
     result = play("test_personal_head", rounds=3, local={"lr": 0.2, "epochs": 3})
-    start = engine.make_task(
-        result.run, engine.prepare_data(result.run), engine.cut(result.run, engine.prepare_data(result.run))
+    start = parts.make_task(
+        result.run, parts.prepare_data(result.run), parts.cut(result.run, parts.prepare_data(result.run))
     )
     for name, value in result.server["model"].items():
         assert torch.equal(value, start.initial["model"][name]) == name.startswith("head."), name

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from unskew import engine
+from unskew import engine, parts
 from unskew.config import from_table
 from unskew.core import checkpoint
 from unskew.core.store import StateStore
@@ -158,7 +158,7 @@ def test_nothing_is_overwritten(tmp_path, whole):
 
 def test_folder_reads_back(whole):
     folder, run = RunFolder.open(whole)
-    assert run == from_table(TABLE).resolved(engine.prepare_data(run)) and folder.finished
+    assert run == from_table(TABLE).resolved(parts.prepare_data(run)) and folder.finished
     assert sorted(folder.rounds()) == list(range(7))
     assert {row["round"] for row in folder.client_rows()} == set(range(1, 7))
 

@@ -16,7 +16,7 @@ from unskew.cli import listing
 from unskew.cli.flags import to_run, with_run_flags
 from unskew.cli.progress import DownloadProgress, RoundProgress, errors, note
 from unskew.compare import Metric
-from unskew.core.registry import Table
+from unskew.core.text import Table
 from unskew.errors import ClientError, InputError, one_line
 from unskew.report.tables import Format
 
@@ -44,12 +44,12 @@ def run(
 
     Example: unskew run --method "fedprox(mu=0.1)" --split dirichlet:0.1 --clients 20 --sample 0.25 --rounds 20
     """
-    from unskew import engine
+    from unskew import engine, parts
     from unskew.data import load
 
     wanted = to_run(config)
     data = load(wanted.data, data_dir, DownloadProgress())
-    prepared = engine.prepare_data(wanted, data_dir, data)
+    prepared = parts.prepare_data(wanted, data_dir, data)
     wanted = wanted.resolved(prepared)
     path = out or Path("runs") / wanted.title
     with RoundProgress(str(wanted.method), wanted.rounds, quiet) as progress:
@@ -114,12 +114,12 @@ def split(
     as_json: Json = False,
 ) -> None:
     """Shows and saves a partition: counts per client and class, how skewed it is, a picture."""
-    from unskew import engine
+    from unskew import parts
     from unskew.cli.splitting import show_split
 
     wanted = to_run(config)
-    data = engine.prepare_data(wanted, data_dir, None, DownloadProgress())
-    show_split(wanted, data, engine.cut(wanted, data), out, csv, picture, as_json)
+    data = parts.prepare_data(wanted, data_dir, None, DownloadProgress())
+    show_split(wanted, data, parts.cut(wanted, data), out, csv, picture, as_json)
 
 
 Name = Annotated[str | None, typer.Argument(help="one of them, to be explained")]

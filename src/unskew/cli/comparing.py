@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.text import Text
 
-from unskew import engine
+from unskew import engine, parts
 from unskew.cli.flags import to_run
 from unskew.cli.listing import console, table
 from unskew.cli.progress import DownloadProgress, RoundProgress, note
@@ -20,7 +20,7 @@ from unskew.compare import table as comparison_table
 from unskew.config import Run
 from unskew.core import wire
 from unskew.core.method import methods as method_registry
-from unskew.core.registry import Table, split_list
+from unskew.core.text import Table, split_list
 from unskew.data import Dataset, load
 from unskew.data.skew import MATRIX_CLIENTS, label_counts
 from unskew.errors import InputError
@@ -53,7 +53,7 @@ def run_comparison(
     numbers = read_seeds(seeds)
     check_place(out)
     data = load(base.data, data_dir, DownloadProgress())
-    prepared = engine.prepare_data(base, data_dir, data)
+    prepared = parts.prepare_data(base, data_dir, data)
     if metric == "best_on_validation" and prepared.validation is None:
         raise InputError("--metric best_on_validation needs validation samples; add --validation 0.1 or so")
     base = base.resolved(prepared)
@@ -148,8 +148,8 @@ def draw(run: Run, cells: Sequence[Played], seed: int, data: Dataset, data_dir: 
         curves.setdefault(cell.method, []).append([(number, value) for number, value in curve if value is not None])
     plot_curves(curves, out / "curves.png", title_of(run, len({cell.seed for cell in cells})))
     first = replace(run, seed=seed)
-    data = engine.prepare_data(first, data_dir, data)
-    partition = engine.cut(first, data)
+    data = parts.prepare_data(first, data_dir, data)
+    partition = parts.cut(first, data)
     if len(partition) <= MATRIX_CLIENTS:
         counts = label_counts(partition, data.train.y.numpy(), data.num_classes)
         plot_split(counts, data.classes, out / "split.png", f"{run.data}, {run.split}, seed {seed}")

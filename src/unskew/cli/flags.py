@@ -11,8 +11,9 @@ from typing import Annotated, Any
 
 import typer
 
-from unskew.config import FLAGS, SECTIONS, Run, from_table, override, read_assignment, read_file
-from unskew.core.registry import Option, Table, options
+from unskew.config import FLAGS, SECTIONS, Run, from_table, load_plugins, override, read_assignment, read_file
+from unskew.core.registry import Option, options
+from unskew.core.text import Table
 from unskew.errors import InputError
 
 _FLAG_OF = {path: flag for flag, path in FLAGS.items()}
@@ -103,6 +104,7 @@ def run_table(file: Path | None, values: Table, assignments: list[str] | None, p
     if plugins:
         listed = table.get("plugins", [])
         table["plugins"] = [*listed, *plugins] if isinstance(listed, list) else listed
+    load_plugins(table)  # before any name that they register is looked up
     for path, value in values.items():
         if value is not None:
             table = override(table, path, value)

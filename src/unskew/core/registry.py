@@ -6,11 +6,9 @@ as text (`flfa(fedsol(prox=kl(tau=3), rho=2.0))`), with a colon (`dirichlet:0.1`
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import difflib
 import inspect
-import re
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,9 +18,9 @@ import pydantic
 from pydantic_core import PydanticUndefined
 from typing_extensions import dataclass_transform
 
+from unskew.core.text import Table, parse
 from unskew.errors import InputError
 
-Table = dict[str, Any]
 T = TypeVar("T", bound="Component")
 C = TypeVar("C")
 
@@ -202,65 +200,6 @@ def nearest(name: str, known: Sequence[str]) -> str:
     if close:
         return f"did you mean {' or '.join(close)}?"
     return f"known: {', '.join(sorted(known))}" if known else "it takes no arguments"
-
-
-# ---------------------------------------------------------------------------------------------- text
-
-_COLON = re.compile(r"^([A-Za-z][\w-]*):(.+)$", re.S)
-
-
-def parse(text: str) -> Table:
-    """The table that a text such as `flfa(fedprox(mu=0.1), layers=all)` or `dirichlet:0.1` stands for."""
-    text = text.strip()
-    colon = _COLON.match(text)
-    if colon:
-        return {"name": colon[1].lower(), "args": [colon[2]]}
-    try:
-        tree = ast.parse(text, mode="eval").body
-    except (SyntaxError, ValueError):
-        raise InputError(f"cannot read '{text}'; expected name(argument=value, ...), such as fedprox(mu=0.1)") from None
-    table = {"name": tree.id.lower()} if isinstance(tree, ast.Name) else _convert(tree, text)
-    if not isinstance(table, dict):
-        raise InputError(f"cannot read '{text}'; expected a name, such as fedavg or fedprox(mu=0.1)")
-    return table
-
-
-def _convert(node: ast.expr, text: str) -> Any:
-    match node:
-        case ast.Name(id=word):
-            return {"true": True, "false": False, "none": None}.get(word.lower(), {"name": word})
-        case ast.Constant(value=value) if isinstance(value, (int, float, str, bool, type(None))):
-            return value
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=value)) if isinstance(value, (int, float)):
-            return -value
-        case ast.List(elts=items) | ast.Tuple(elts=items):
-            return [_convert(item, text) for item in items]
-        case ast.Call(func=ast.Name(id=word), args=args, keywords=keywords) if all(k.arg for k in keywords):
-            table: Table = {"name": word.lower()}
-            if args:
-                table["args"] = [_convert(arg, text) for arg in args]
-            names = [k.arg for k in keywords]
-            if len(set(names)) < len(names):
-                raise InputError(f"cannot read '{text}'; an argument is given twice")
-            return table | {str(k.arg): _convert(k.value, text) for k in keywords}
-    raise InputError(
-        f"cannot read '{ast.unparse(node)}' in '{text}'; expected numbers, words, lists or name(argument=value)"
-    )
-
-
-def split_list(text: str) -> list[str]:
-    """Splits `fedavg,fedprox(mu=0.1, terms=[kl])` at its outer commas."""
-    parts, depth = [""], 0
-    for char in text:
-        depth += (char in "([{") - (char in ")]}")
-        if char == "," and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += char
-    return [part.strip() for part in parts if part.strip()]
-
-
-# ------------------------------------------------------------------------------------------- reading
 
 
 def default_of(cls: type, name: str) -> Any:

@@ -1,0 +1,87 @@
+"""The parts of a run, made from its configuration: data, partition, model, task, executor."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from unskew.config import Run
+from unskew.core import seeds
+from unskew.core.jobs import Executor
+from unskew.core.net import Net
+from unskew.core.task import Task
+from unskew.data import load
+from unskew.data.dataset import Dataset
+from unskew.data.download import Progress
+from unskew.data.federation import Federation, merged, with_validation
+from unskew.data.partition import Partition
+from unskew.executors.pool import Pool
+from unskew.executors.serial import Serial
+from unskew.models import Model
+
+
+def prepare_data(
+    config: Run, data_dir: Path | None = None, dataset: Dataset | None = None, download: Progress | None = None
+) -> Dataset:
+    """The run's data set, with its validation part held out."""
+    data = dataset if dataset is not None else load(config.data, data_dir, download)
+    data = merged(data) if config.pool_test else data
+    return with_validation(data, config.evaluation.validation, split_seed(config))
+
+
+def split_seed(config: Run) -> int:
+    """The seed of the partition: its own if given, else from the run's."""
+    return config.split_seed if config.split_seed is not None else seeds.number(config.seed, "split") % 2**32
+
+
+def cut(config: Run, data: Dataset) -> Partition:
+    """The run's partition."""
+    clients = config.resolved(data).clients
+    assert clients is not None
+    return config.split.cut(data, clients, split_seed(config))
+
+
+def make_task(config: Run, data: Dataset, partition: Partition) -> Task:
+    """Everything about the run that stays the same from round to round."""
+    build = model_builder(config, data)
+    net = Net(build())
+    params, buffers = net.trees()
+    method, evaluation = config.method, config.evaluation
+    return Task(
+        method=method,
+        federation=Federation(
+            data, partition, config.augment, evaluation.local_test, evaluation.holdout, seed=split_seed(config)
+        ),
+        net=net,
+        initial={"model": params, "buffers": buffers},
+        seed=config.seed,
+        local=config.local.settings(),
+        lr_decay=config.local.lr_decay,
+        buffer_policy=method.buffer_policy or config.local.buffers,
+        # 1e-9: 0.29 * 100 is 28.999… in binary
+        cohort_size=max(1, int(config.sample * len(partition) + 1e-9)),
+        dropout=config.dropout,
+        eval_batch=evaluation.batch,
+    )
+
+
+def model_builder(config: Run, data: Dataset) -> Callable[[], Model]:
+    """Makes the run's initial model; its weights depend on the seed alone."""
+
+    def build() -> Model:
+        with seeds.global_generator_restored():
+            seeds.seed_layers(config.seed, "model")
+            model = config.resolved(data).model
+            assert model is not None
+            return model.build(data.shape, data.num_classes)
+
+    return build
+
+
+def make_executor(config: Run, task: Task) -> Executor:
+    """Who does the clients' work."""
+    if config.execution.executor == "pool":
+        workers = config.execution.workers or min(os.cpu_count() or 1, task.cohort_size)
+        return Pool(task, workers, config.execution.threads)
+    return Serial(task)
