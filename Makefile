@@ -14,7 +14,7 @@ $(STAMP): pyproject.toml
 	@touch $(STAMP)
 
 demo: setup
-	$(BIN)/unskew compare --methods "fedavg,fedprox(mu=0.1),scaffold" --seeds 3 \
+	$(BIN)/unskew compare --methods "fedavg,fedprox(mu=1.0),scaffold" --seeds 3 \
 		--data digits --split dirichlet:0.1 --clients 20 --sample 0.5 --rounds 40 --epochs 2 --lr 0.05 \
 		--executor pool --out demo
 

@@ -25,13 +25,14 @@ from unskew.data import Dataset, load
 from unskew.data.skew import MATRIX_CLIENTS, label_counts
 from unskew.errors import InputError
 from unskew.report.curves import plot_curves
+from unskew.report.page import write_page
 from unskew.report.split_plot import plot_split
 from unskew.report.tables import Format, render
 from unskew.report.tables import Table as Compared
 from unskew.results import Row
 
 SUFFIX: dict[Format, str] = {"json": "json", "md": "md", "csv": "csv", "latex": "tex"}
-LEFT = (*(f"table.{suffix}" for suffix in SUFFIX.values()), "curves.png", "split.png")
+LEFT = (*(f"table.{suffix}" for suffix in SUFFIX.values()), "curves.png", "split.png", "report.html")
 """What a comparison leaves beside its runs; table.json comes first and says whose the others are."""
 
 
@@ -66,11 +67,13 @@ def run_comparison(
     for kind, suffix in SUFFIX.items():
         wire.write_atomic(out / f"table.{suffix}", render(result, kind).encode(), sync=False)
     draw(base, cells, numbers[0], data, data_dir, out)
+    pictures = [("Accuracy over rounds", out / "curves.png"), ("Who holds what", out / "split.png")]
+    write_page(result, pictures, (cells[0].folder / "run.toml").read_text(encoding="utf-8"), out / "report.html")
     if form is not None:
         sys.stdout.write(render(result, form))
         return
     show(result)
-    console.print(f"\ntable and pictures in {out}: table.md, curves.png, split.png", soft_wrap=True)
+    console.print(f"\nin {out}: report.html, table.md (and .csv, .tex, .json), curves.png, split.png", soft_wrap=True)
 
 
 def check_place(out: Path) -> None:

@@ -26,7 +26,7 @@ def plot_curves(curves: Mapping[str, Sequence[Curve]], path: Path, title: str) -
         rounds = np.array([round_ for round_, _ in seeds[0]])
         values = 100 * np.array([[value for _, value in curve] for curve in seeds])
         mean = values.mean(0)
-        colour, style = COLOURS[number % len(COLOURS)], STYLES[(number // len(COLOURS)) % len(STYLES)]
+        colour, style = COLOURS[number % len(COLOURS)], STYLES[number % len(STYLES)]
         axes.plot(rounds, mean, color=colour, linestyle=style, linewidth=1.8, label=f"{method}  ({mean[-1]:.1f} %)")
         if len(seeds) > 1:
             std = values.std(0, ddof=1)
