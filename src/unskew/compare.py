@@ -68,7 +68,7 @@ def _cell(run: Run, path: Path, data_dir: Path | None, data: Dataset, watch: eng
     reused = folder.finished
     if not reused:
         if (path / "run.toml").exists():
-            engine.resume(path, data_dir=data_dir, dataset=data, watch=watch)
+            engine.resume(path, data_dir=data_dir, dataset=data, watch=watch, model=run.model)
         else:
             engine.run(run, path, data_dir=data_dir, dataset=data, watch=watch)
     rows = [row for _, row in sorted(folder.rounds().items())]

@@ -188,7 +188,7 @@ def test_compare_in_every_form_reuses_finished_runs(call: Call, tmp_path: Path):
     assert "accuracy %" in said.out and "bold: best" in said.out
     out = tmp_path / "c"
     assert {path.name for path in out.iterdir()} == {
-        "runs", "table.md", "table.csv", "table.tex", "table.json", "curves.png", "split.png",
+        "runs", "table.md", "table.csv", "table.tex", "table.json", "curves.png", "split.png", "report.html",
     }  # fmt: skip
     assert len(list((out / "runs").iterdir())) == 4
     runs = contents(out / "runs")

@@ -1,11 +1,13 @@
 """The seams that later methods need: each is carried by a small method made for the test."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.nn import functional as F
 
 from unskew import engine, parts
-from unskew.config import from_table
+from unskew.config import from_table, override
 from unskew.core import local, tree
 from unskew.core.method import Method, methods
 from unskew.core.reducers import concat, mean, per_client, total
@@ -201,6 +203,32 @@ def test_a_wrapper_forwards_what_it_does_not_change():
     assert wrapped.personal == ("head.*",) and wrapped.output == "personal"
     nested = methods.build("test_scaled_backward(test_scaled_backward(scaffold, factor=0.1), factor=0.2)")
     assert set(nested.reducers) == {"delta", "buffers", "control", "every"}
+
+
+def test_a_wrapper_may_not_define_what_is_never_called():
+    with pytest.raises(TypeError, match="never calls"):
+
+        class Dead(Wrapper):
+            def loss(self, c, params, batch):
+                return 0
+
+
+def test_options_of_the_method_inside_are_set_by_path():
+    table = override({"method": "test_scaled_backward(fedprox(mu=0.3), factor=0.2)"}, "method.inner.mu", 0.7)
+    assert from_table(table).method == methods.build("test_scaled_backward(fedprox(mu=0.7), factor=0.2)")
+
+
+def test_a_client_with_a_broken_survey_does_not_train():
+    class Broken(TwoPhase):
+        name = "broken"
+
+        def survey(self, c):
+            groups = super().survey(c)
+            return groups if c.client else {"sums": tree.scale(groups["sums"], float("nan"))}
+
+    run = from_table({"rounds": 1, "clients": 6, "split": "iid"})
+    row = engine.run(replace(run, method=Broken())).rounds[1]
+    assert row["excluded"] == [0] and not row["diverged"]
 
 
 def test_a_wrappers_terms_reach_the_inner_loss():

@@ -16,6 +16,7 @@ from unskew.cli import listing
 from unskew.cli.flags import to_run, with_run_flags
 from unskew.cli.progress import DownloadProgress, RoundProgress, errors, note
 from unskew.compare import Metric
+from unskew.config import load_plugins
 from unskew.core.text import Table
 from unskew.errors import ClientError, InputError, one_line
 from unskew.report.tables import Format
@@ -126,8 +127,13 @@ Name = Annotated[str | None, typer.Argument(help="one of them, to be explained")
 
 
 @app.command()
-def methods(name: Name = None, as_json: Json = False) -> None:
-    """Lists the methods, or explains one with all its options."""
+def methods(
+    name: Name = None,
+    plugin: Annotated[list[str] | None, typer.Option(help="a Python file to import first")] = None,
+    as_json: Json = False,
+) -> None:
+    """Lists the methods, or explains one (or a term) with all its options."""
+    load_plugins({"plugins": plugin or []})
     listing.show_methods(name, as_json)
 
 

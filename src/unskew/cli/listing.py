@@ -73,7 +73,7 @@ def show_methods(name: str | None, as_json: bool) -> None:
              "output": str(getattr(methods.get(key), "output", "")), "summary": methods.get(key).summary}
             for key in methods
         ]  # fmt: skip
-        _show_rows(rows, as_json, "explain one: unskew methods NAME; combine: flfa(fedprox(mu=0.1))")
+        _show_rows(rows, as_json, "explain one: unskew methods NAME; combine: fedavg(terms=[prox(mu=0.1)])")
         return
     registry: Registry[Any] = terms if name in terms and name not in methods else methods
     _show_component(registry, name, as_json)

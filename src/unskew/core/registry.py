@@ -167,14 +167,17 @@ def _plain(value: Any) -> Any:
 
 def construct(cls: type[C], values: Table) -> C:
     """The object, or the first validation error as one line."""
+    what = getattr(cls, "name", "") or cls.__name__.lower()
     for key, hint in _hints(cls).items():
-        if isinstance(values.get(key), bool) and hint in (int, float, int | None):  # pydantic would read true as 1
-            what = getattr(cls, "name", "") or cls.__name__.lower()
+        # pydantic would read true as 1, and "yes" as true
+        if isinstance(values.get(key), bool) and hint in (int, float, int | None):
             raise InputError(f"{what}.{key}: input should be a number, got {str(values[key]).lower()}")
+        if hint is bool and not isinstance(values.get(key, False), bool):
+            raise InputError(f"{what}.{key}: input should be true or false, got {_short(values[key])}")
     try:
         return cls(**values)
     except pydantic.ValidationError as error:
-        raise InputError(validation_line(getattr(cls, "name", "") or cls.__name__.lower(), error)) from None
+        raise InputError(validation_line(what, error)) from None
 
 
 def validation_line(what: str, error: pydantic.ValidationError) -> str:

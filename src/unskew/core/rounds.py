@@ -36,7 +36,9 @@ def rounds(task: Task, executor: Executor, store: StateStore, server: Groups, fi
         messages = {client: method.download(s, server, client) for client in s.cohort}
         exchange.sent(messages)
         if method.survey_reducers:
-            server = method.digest(s, server, exchange.merge("survey", messages, method.survey_reducers))
+            surveyed = exchange.merge("survey", messages, method.survey_reducers)
+            if exchange.present:
+                server = method.digest(s, server, surveyed)
             briefs = {client: method.brief(s, server, client) for client in exchange.present}
             exchange.sent(briefs)
             messages = {client: {**messages[client], **briefs[client]} for client in exchange.present}
@@ -47,7 +49,7 @@ def rounds(task: Task, executor: Executor, store: StateStore, server: Groups, fi
         whole = time.perf_counter() - began
         record = exchange.record() | {"lr": s.settings.lr}
         record["seconds"] = {"local": waited - exchange.merging, "aggregate": whole - waited + exchange.merging}
-        yield Round(number, server, record, exchange.rows)
+        yield Round(number, server, record, [*exchange.rows, *exchange.dropped_rows()])
 
 
 class _Exchange:
@@ -68,6 +70,20 @@ class _Exchange:
         for client, message in messages.items():
             self.down[client] = self.down.get(client, 0) + tree.nbytes(message)
 
+    def dropped_rows(self) -> list[dict[str, Any]]:
+        """A row for each client that was sent a message and never replied."""
+        return [
+            {
+                "round": self.s.round,
+                "client": c,
+                "used": False,
+                "dropped": True,
+                "bytes_down": self.down[c],
+                "bytes_up": 0,
+            }
+            for c in self.dropped
+        ]
+
     def merge(self, kind: Kind, messages: dict[int, Groups], reducers: Reducers) -> Groups:
         """Sends the jobs and merges the replies as they come, in the sampled order."""
         accumulators = {
@@ -81,7 +97,7 @@ class _Exchange:
         return {name: reducer.result() for name, (_, reducer) in accumulators.items()}
 
     def _jobs(self, kind: Kind, messages: dict[int, Groups]) -> Iterator[Job]:
-        for client in self.present:
+        for client in list(self.present):
             yield Job(kind, self.s.round, client, messages[client], self.store.get(client))
 
     def _take(self, kind: Kind, reply: Reply, accumulators: Iterable[tuple[str, Reducer]]) -> None:
@@ -90,6 +106,7 @@ class _Exchange:
         finite = tree.all_finite(reply.groups)
         if not finite:
             self.excluded.append(reply.client)
+            self.present.remove(reply.client)
         else:
             for group, reducer in accumulators:
                 if group in reply.groups:
@@ -122,7 +139,7 @@ class _Exchange:
             "clients": list(self.s.cohort),
             "dropped": self.dropped,
             "excluded": self.excluded,
-            "diverged": bool(self.present) and not self.used,
+            "diverged": bool(self.excluded) and not self.used,
             "train_loss": sum(losses) / len(losses) if losses else None,
             "bytes_down": sum(self.down.values()),
             "bytes_up": sum(self.up.values()),

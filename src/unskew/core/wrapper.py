@@ -25,6 +25,13 @@ class Wrapper(Method):
 
     inner: Method = param(doc="the method inside")
 
+    def __init_subclass__(cls) -> None:
+        """Refuses slots that would never be called: the inner method's `train` calls its own."""
+        dead = {"criterion", "own_terms", "loss", "gradient"} & vars(cls).keys()
+        if dead and "train" not in vars(cls):
+            raise TypeError(f"wrapper {cls.__name__} defines {sorted(dead)}, which the method inside never calls; "
+                            "change the context in `prepare`, or define `train` too")  # fmt: skip
+
     personal = _forwarded("personal")
     frozen = _forwarded("frozen")
     output = _forwarded("output")

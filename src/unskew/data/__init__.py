@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from unskew.data import cifar, digit_domains, embedded, folders, idx, medmnist, own
 from unskew.data.dataset import Dataset, Samples
 from unskew.data.download import Progress
 from unskew.data.files import Finder, Needed, cache_dir
@@ -14,8 +15,8 @@ from unskew.data.source import About, Source, sources
 
 __all__ = ["About", "Dataset", "Finder", "Needed", "Samples", "Source", "cache_dir", "load", "sources"]
 
-# importing a module registers its sources
-REGISTERED_BY = (cifar, digit_domains, embedded, folders, idx, medmnist, own)
+for _module in pkgutil.iter_modules(__path__):  # importing a file registers what it holds
+    importlib.import_module(f"{__name__}.{_module.name}")
 
 
 def load(

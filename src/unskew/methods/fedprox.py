@@ -22,9 +22,7 @@ from unskew.terms.prox import Prox
 class FedProx(Method):
     """FedAvg with (mu/2) ||w - w^t||^2 added to the local loss."""
 
-    mu: float = param(
-        default=0.01, ge=0, doc="strength of the proximal term", source="FedBlade's experiments; FLFA's [D]"
-    )
+    mu: float = param(default=0.01, ge=0, doc="strength of the proximal term", source="FedBlade's experiments")
 
     def own_terms(self) -> tuple[Term, ...]:
         """The proximal term."""

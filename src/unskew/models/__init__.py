@@ -1,9 +1,14 @@
 """Models: every architecture of the papers, and any `nn.Module` of your own."""
 
-from unskew.models import cnn, convnet, mlp, mobilenet, resnet, vgg, vit  # noqa: F401  (importing registers them)
+import importlib
+import pkgutil
+
 from unskew.models.base import Architecture, Model, Output, architectures, build
 from unskew.models.own import split_head
 from unskew.models.summary import Summary, count_parameters, describe
+
+for _module in pkgutil.iter_modules(__path__):  # importing a file registers what it holds
+    importlib.import_module(f"{__name__}.{_module.name}")
 
 __all__ = [
     "Architecture",
