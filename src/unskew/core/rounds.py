@@ -58,7 +58,7 @@ class _Exchange:
     def __init__(self, task: Task, executor: Executor, store: StateStore, s: ServerContext) -> None:
         self.task, self.executor, self.store, self.s = task, executor, store, s
         self.dropped = [client for client in s.cohort if task.drops_out(s.round, client)]
-        self.present = [client for client in s.cohort if client not in set(self.dropped)]
+        self.present = [client for client in s.cohort if client not in self.dropped]
         self.used: list[int] = []
         self.excluded: list[int] = []
         self.rows: list[dict[str, Any]] = []
@@ -72,17 +72,8 @@ class _Exchange:
 
     def dropped_rows(self) -> list[dict[str, Any]]:
         """A row for each client that was sent a message and never replied."""
-        return [
-            {
-                "round": self.s.round,
-                "client": c,
-                "used": False,
-                "dropped": True,
-                "bytes_down": self.down[c],
-                "bytes_up": 0,
-            }
-            for c in self.dropped
-        ]
+        common = {"round": self.s.round, "used": False, "dropped": True, "bytes_up": 0}
+        return [{**common, "client": client, "bytes_down": self.down[client]} for client in self.dropped]
 
     def merge(self, kind: Kind, messages: dict[int, Groups], reducers: Reducers) -> Groups:
         """Sends the jobs and merges the replies as they come, in the sampled order."""
