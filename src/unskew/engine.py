@@ -24,7 +24,7 @@ from unskew.data.dataset import Dataset
 from unskew.data.download import Progress
 from unskew.data.partition import Partition
 from unskew.errors import ClientError, InputError
-from unskew.metrics.evaluate import evaluate_clients, evaluate_global
+from unskew.metrics.evaluate import evaluate_clients, figures_of, score_global
 from unskew.metrics.run_summary import summarise
 from unskew.models import Architecture, Model
 from unskew.parts import cut, make_executor, make_task, model_builder, prepare_data
@@ -201,15 +201,16 @@ class _Play:
         final = number == self.config.rounds
         figures: Row = {}
         client_rows: list[Row] = []
+        known = None
         if method.output != "personal" and (final or number % wanted.every == 0):
-            figures |= evaluate_global(self.task, executor, done.server, number)
+            known = score_global(self.task, executor, done.server, number)
+            figures |= figures_of(self.task, known)
             if self.task.federation.dataset.validation is not None:
-                figures["validation"] = evaluate_global(self.task, executor, done.server, number, "validate")[
-                    "accuracy"
-                ]
+                score = score_global(self.task, executor, done.server, number, "validate")
+                figures["validation"] = figures_of(self.task, score, "validate")["accuracy"]
         often = wanted.clients_every or (wanted.every if method.output != "global" else 0)
         if wanted.local_test != "none" and (final or (often and number % often == 0)):
-            arguments = (self.task, executor, self.store, done.server, number, wanted.max_clients)
+            arguments = (self.task, executor, self.store, done.server, number, wanted.max_clients, known)
             figures["personal"], client_rows = evaluate_clients(*arguments)
         return figures, client_rows
 

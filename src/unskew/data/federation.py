@@ -45,11 +45,15 @@ class Federation:
         """A client's own test data."""
         if self.local_tests == "none":
             raise InputError("this run has no local test sets; set evaluation.local_test to proportional or holdout")
+        samples = self.dataset.train if self.local_tests == "holdout" else self.dataset.test
+        return self._view(samples, self.local_test_indices(client), _PLAIN)
+
+    def local_test_indices(self, client: int) -> Ints:
+        """Where a client's test samples lie: in the test set, or (`holdout`) among the training samples."""
         if self.local_tests == "holdout":
-            return self._view(self.dataset.train, self._holdout(client)[1], _PLAIN)
+            return self._holdout(client)[1]
         counts = np.bincount(self.dataset.train.y.numpy()[self.partition[client]], minlength=self.dataset.num_classes)
-        chosen = local_tests.proportional(self.dataset.test.y.numpy(), counts, self.seed, client, self.test_limit)
-        return self._view(self.dataset.test, chosen, _PLAIN)
+        return local_tests.proportional(self.dataset.test.y.numpy(), counts, self.seed, client, self.test_limit)
 
     def common(self, kind: str, start: int, stop: int) -> LocalData:
         """A part of the test set that all clients share, or of the validation set (kind `validate`)."""
