@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 from collections.abc import Iterable
 
 import torch
@@ -100,12 +101,9 @@ def without(a: Tree, names: Iterable[str]) -> Tree:
 
 def all_finite(groups: Groups) -> bool:
     """Whether no floating entry of any group is NaN or infinite."""
-    return all(
-        bool(torch.isfinite(value).all())
-        for tree in groups.values()
-        for value in tree.values()
-        if value.is_floating_point()
-    )
+    floats = [value for tree in groups.values() for value in tree.values() if value.is_floating_point()]
+    # one pass and one number a tensor; only a sum that overflowed needs the second look
+    return all(math.isfinite(value.sum()) or bool(torch.isfinite(value).all()) for value in floats)
 
 
 def nbytes(groups: Groups) -> int:

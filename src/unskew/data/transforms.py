@@ -5,6 +5,7 @@ Random numbers are drawn for all samples at once, so that the result does not de
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -22,13 +23,16 @@ def normalise(x: Tensor, mean: Scale, std: Scale) -> Tensor:
     """(x / 255 - mean) / std per channel for uint8 images; float inputs stay as they are, as float32."""
     if x.is_floating_point():
         return x.to(torch.float32)
-    spread = torch.tensor(std, dtype=torch.float64, device=x.device)
-    scale, shift = 1 / (255 * spread), -torch.tensor(mean, dtype=torch.float64, device=x.device) / spread
-    return torch.mul(x, _per_channel(scale, x)).add_(_per_channel(shift, x))
+    scale, shift = _scale_and_shift(mean, std, x.dim(), x.device)
+    return torch.mul(x, scale).add_(shift)
 
 
-def _per_channel(values: Tensor, x: Tensor) -> Tensor:
-    return values.to(torch.float32).view(1, -1, *(1,) * (x.dim() - 2))
+@functools.lru_cache(maxsize=32)
+def _scale_and_shift(mean: Scale, std: Scale, dimensions: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    spread = torch.tensor(std, dtype=torch.float64, device=device)
+    scale, shift = 1 / (255 * spread), -torch.tensor(mean, dtype=torch.float64, device=device) / spread
+    shape = (1, -1, *(1,) * (dimensions - 2))
+    return scale.to(torch.float32).view(shape), shift.to(torch.float32).view(shape)
 
 
 @dataclass(frozen=True)
