@@ -67,9 +67,6 @@ class FixedData(LocalData):
     def __len__(self):
         return self.size
 
-    def num_steps(self, settings, skip_single):
-        return settings.epochs * len(self.given)
-
     def batches(self, settings, order, noise, skip_single):
         for _ in range(settings.epochs):
             for x, y in self.given:

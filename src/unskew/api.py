@@ -77,7 +77,9 @@ def compare(
 def _config(
     data: str | Dataset, model: str | nn.Module | None, head: str, options: Table
 ) -> tuple[Run, Dataset | None]:
-    table: Table = {"data": data if isinstance(data, str) else given.Given(kind=data.name)}
+    table: Table = {
+        "data": data if isinstance(data, str) else given.Given(kind=data.name, fingerprint=data.fingerprint())
+    }
     if isinstance(model, nn.Module):
         table["model"] = Given.of(model, head)
     elif isinstance(model, (str, Architecture)):

@@ -152,6 +152,13 @@ class Run(Component):
                 f"{self.method.name} gives personal models only, so it needs local test sets; "
                 "set evaluation.local_test (--local-test) to proportional or holdout"
             )
+        if self.pool_test and self.evaluation.local_test != "holdout":
+            raise InputError("pool_test deals the test samples to the clients; set evaluation.local_test to holdout")
+        if self.execution.executor == "pool" and self.execution.threads > 1:
+            raise InputError(
+                f"executor 'pool' runs one thread in each worker, got execution.threads = {self.execution.threads}; "
+                "set it to 1 and take more workers, or use executor 'serial'"
+            )
         clients = self.clients or self.split.fixed_clients(data) or 20
         return dataclasses.replace(self, clients=clients, model=self.model or default_model(data.shape))
 

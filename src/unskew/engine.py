@@ -28,7 +28,7 @@ from unskew.metrics.evaluate import evaluate_clients, figures_of, score_global
 from unskew.metrics.run_summary import summarise
 from unskew.models import Architecture, Model
 from unskew.parts import cut, make_executor, make_task, model_builder, prepare_data
-from unskew.results import Row, RunFolder
+from unskew.results import Row, RunFolder, to_json
 
 log = logging.getLogger(__name__)
 Watch = Callable[[Row], None]
@@ -43,6 +43,8 @@ class Result:
     summary: Row
     rounds: list[Row]
     server: Groups
+    published: Groups
+    """The global model as anyone may have it: groups `model` and `buffers`."""
     folder: Path | None
     _build: Callable[[], Model] = field(repr=False)
 
@@ -54,7 +56,12 @@ class Result:
     def model(self) -> Model:
         """The final global model, ready to use."""
         model = self._build()
-        model.load_state_dict({**self.server["model"], **self.server["buffers"]})
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.copy_(self.published["model"][name])
+            for name, buffer in model.named_buffers():
+                if name in self.published["buffers"]:
+                    buffer.copy_(self.published["buffers"][name])
         return model.eval()
 
 
@@ -96,7 +103,7 @@ def resume(
     data = prepare_data(config, data_dir, dataset, None)
     if folder.split.exists():
         partition = Partition.load(folder.split)
-        if partition.data != data.fingerprint():
+        if not partition.fits(data):
             raise InputError(
                 f"{folder.split} was made for other data than '{config.data}' gives now; restore the data files"
             )
@@ -126,7 +133,7 @@ class _Play:
         self.config, self.task, self.folder, self.watch = config, task, folder, watch
         self._scratch = None if folder else tempfile.TemporaryDirectory(prefix="unskew-")
         states = folder.checkpoints if folder else Path(self._scratch.name)  # type: ignore[union-attr]
-        self.store = StateStore(states, config.execution.state_memory << 20)
+        self.store = StateStore(states, config.execution.state_memory << 20, keep_versions=folder is not None)
         self.known: dict[int, Row] = folder.rounds() if folder else {}
         self.known_clients = {_key(row): row for row in folder.client_rows()} if folder else {}
         self.rows: dict[int, Row] = {}
@@ -202,13 +209,15 @@ class _Play:
         figures: Row = {}
         client_rows: list[Row] = []
         known = None
-        if method.output != "personal" and (final or number % wanted.every == 0):
+        # with pool_test the test samples are training samples of the clients, so only their held-out ones can test
+        tests_global = method.output != "personal" and not self.config.pool_test
+        if tests_global and (final or number % wanted.every == 0):
             known = score_global(self.task, executor, done.server, number)
             figures |= figures_of(self.task, known)
             if self.task.federation.dataset.validation is not None:
                 score = score_global(self.task, executor, done.server, number, "validate")
                 figures["validation"] = figures_of(self.task, score, "validate")["accuracy"]
-        often = wanted.clients_every or (wanted.every if method.output != "global" else 0)
+        often = wanted.clients_every or (wanted.every if method.output != "global" or not tests_global else 0)
         if wanted.local_test != "none" and (final or (often and number % often == 0)):
             arguments = (self.task, executor, self.store, done.server, number, wanted.max_clients, known)
             figures["personal"], client_rows = evaluate_clients(*arguments)
@@ -230,19 +239,20 @@ class _Play:
 
     def _finish(self, server: Groups) -> Result:
         summary = summarise(self.config, self.task, list(self.rows.values()))
+        s = self.task.server_context(self.config.rounds, server=server)
+        published = self.task.method.publish(s, server)
         if self.folder:
-            published = self.task.method.publish(self.task.server_context(self.config.rounds), server)
             about = {"run": self.config.hash, "method": str(self.config.method), "model": str(self.config.model)}
             self.folder.write_model(wire.encode(published, about))
             self.folder.write_summary(summary)
         path = self.folder.path if self.folder else None
         build = model_builder(self.config, self.task.federation.dataset)
-        return Result(self.config, summary, list(self.rows.values()), server, path, build)
+        return Result(self.config, summary, list(self.rows.values()), server, published, path, build)
 
 
 def _same(old: Row | None, new: Row) -> bool:
     """Whether a row says the same as one that is there, times aside."""
-    return old is not None and {**old, "seconds": 0} == {**new, "seconds": 0}
+    return old is not None and to_json({**old, "seconds": 0}) == to_json({**new, "seconds": 0})
 
 
 def _key(row: Row) -> tuple[int, int, bool]:

@@ -83,5 +83,5 @@ def make_executor(config: Run, task: Task) -> Executor:
     """Who does the clients' work."""
     if config.execution.executor == "pool":
         workers = config.execution.workers or min(os.cpu_count() or 1, task.cohort_size)
-        return Pool(task, workers, config.execution.threads)
+        return Pool(task, workers)
     return Serial(task)

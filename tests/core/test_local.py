@@ -29,7 +29,6 @@ def generators(seed=0):
 def sizes(data, **settings):
     wanted = LocalSettings(lr=0.1, **settings)
     batches = list(data.batches(wanted, *generators(), skip_single=False))
-    assert len(batches) == data.num_steps(wanted, False)
     return [len(batch.y) for batch in batches]
 
 
@@ -50,7 +49,11 @@ def test_a_batch_of_one_is_skipped_with_batchnorm_only():
     assert batch_bounds(1, 3) == [(0, 1)]
     data, settings = local(1), LocalSettings(lr=0.1, batch=3, steps=4)
     assert list(data.batches(settings, *generators(), skip_single=True)) == []
-    assert data.num_steps(settings, True) == 0
+
+
+def test_a_test_pass_has_no_single_tail():
+    assert [len(batch.y) for batch in local(7).passes(3)] == [3, 4]
+    assert [len(batch.y) for batch in local(1).passes(3)] == [1]
 
 
 def test_every_epoch_is_a_fresh_shuffle_of_all_samples():

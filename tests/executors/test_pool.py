@@ -11,11 +11,13 @@ import psutil
 import pytest
 import torch
 
-from unskew import engine
+from unskew import engine, parts
 from unskew.config import from_table
+from unskew.core.jobs import Job
 from unskew.core.method import Method, methods
 from unskew.errors import ClientError
 from unskew.executors.arena import Arena
+from unskew.executors.pool import Pool
 
 
 def play(method, **options):
@@ -65,7 +67,7 @@ def test_workers_end_with_their_parent(tmp_path):
     script = """
 import sys, time
 from unskew.core.method import Method
-from unskew import engine
+from unskew import engine, parts
 from unskew.config import from_table
 class Waits(Method):
     name = "waits"
@@ -100,6 +102,34 @@ def test_replies_come_in_order_whoever_is_first():
     result = play(Uneven())
     assert [row["clients"] for row in result.rounds[1:]]
     assert not children()
+
+
+def test_a_run_that_ended_early_does_not_answer_the_next_one():
+    run = from_table({"clients": 6, "split": "iid"})
+    data = parts.prepare_data(run)
+    task = parts.make_task(run, data, parts.cut(run, data))
+    pool = Pool(task, 2)
+    try:
+        jobs = [Job("train", 1, client, task.initial) for client in range(6)]
+        first = pool.run(jobs)
+        assert next(first).client == 0
+        first.close()
+        assert [reply.client for reply in pool.run(reversed(jobs))] == [5, 4, 3, 2, 1, 0]
+    finally:
+        pool.close()
+
+
+def test_many_more_jobs_than_workers_and_no_descriptor_is_left_open():
+    run = from_table({"clients": 20, "split": "iid", "model": "mlp"})
+    data = parts.prepare_data(run)
+    task = parts.make_task(run, data, parts.cut(run, data))
+    before = psutil.Process().num_fds()
+    for workers in (1, 2, 3):
+        pool = Pool(task, workers)
+        replies = pool.run(Job("train", 1, client, task.initial) for client in range(20))
+        assert [reply.client for reply in replies] == list(range(20))
+        pool.close()
+    assert psutil.Process().num_fds() <= before + 1
 
 
 def test_arena_keeps_types_shapes_and_writes_a_tensor_once():

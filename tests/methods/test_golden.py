@@ -15,7 +15,7 @@ from support import (
     to_tree,
 )
 from unskew.core import tree
-from unskew.core.jobs import Job
+from unskew.core.jobs import Job, Reply
 from unskew.core.reducers import buffers, mean
 from unskew.core.rounds import rounds
 from unskew.methods.fedavg import FedAvg
@@ -109,8 +109,9 @@ def test_batchnorm_aggregation(name):
             key: torch.tensor(value, dtype=torch.int64 if key == "num_batches_tracked" else torch.float64)
             for key, value in state.items()
         }
-        merge_params.add(tree.select(tensors, ["weight", "bias"]), float(size), client)
-        merge_buffers.add(tree.without(tensors, ["weight", "bias"]), float(size), client)
+        reply = Reply(client, {}, weight=float(size))
+        merge_params.add(tree.select(tensors, ["weight", "bias"]), reply)
+        merge_buffers.add(tree.without(tensors, ["weight", "bias"]), reply)
     merged = {**merge_params.result(), **merge_buffers.result()}
     assert merged["num_batches_tracked"].dtype == torch.int64
     assert merged.keys() == file.expected.keys()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from unskew.core import net, seeds
-from unskew.core.net import Forward, Mode, Names, Net
+from unskew.core.net import Forward, Layer, Mode, Names, Net
 from unskew.core.tree import Groups, Tree
 from unskew.models.base import Output
 
@@ -37,10 +37,11 @@ class LocalSettings:
 
 
 class Diagnostics:
-    """Numbers noted during a visit, for the record only; kept as tensors, so nothing waits for them."""
+    """Numbers noted during a visit, and the steps taken; kept as tensors, so that nothing waits for them."""
 
     def __init__(self) -> None:
         self._sums: dict[str, tuple[Tensor | float, int]] = {}
+        self.steps = 0
 
     def note(self, name: str, value: Tensor | float) -> None:
         """Adds one observation to the mean kept under this name."""
@@ -72,9 +73,11 @@ class Context:
         """The gradient of `loss` at `params` for the trainable parameters, or for `names`."""
         return net.gradient(loss, params, self.trainable if names is None else names)[0]
 
-    def value_and_grad(self, loss: Callable[[Tree], Tensor], params: Tree) -> tuple[Tree, Tensor]:
+    def grad_and_value(
+        self, loss: Callable[[Tree], Tensor], params: Tree, names: tuple[str, ...] | None = None
+    ) -> tuple[Tree, Tensor]:
         """The same with the loss, detached."""
-        return net.gradient(loss, params, self.trainable)
+        return net.gradient(loss, params, self.trainable if names is None else names)
 
 
 @dataclass(frozen=True)
@@ -88,8 +91,12 @@ class ClientContext(Context):
     """The working copy of BatchNorm's statistics; passes in mode `train` update it."""
     data: LocalData = None  # type: ignore[assignment]
     has_batchnorm: bool = False
+    received: Groups = field(default_factory=dict)
+    """What the client starts from, whole and unchanged by training: `model` (its own part laid over) and `buffers`."""
     terms: tuple[Term, ...] = ()
     """Loss terms that a wrapper adds to the method inside it."""
+    before_step: tuple[Callable[[Tree], None], ...] = ()
+    """Told of the parameters before each local step, where a wrapper must know them apart from perturbed ones."""
 
     def rng(self, purpose: str) -> torch.Generator:
         """A stream of this run, round and client for this purpose."""
@@ -107,8 +114,13 @@ class ClientContext(Context):
 
     @property
     def num_steps(self) -> int:
-        """Optimiser steps that local training takes: only batches that can be used count."""
-        return self.data.num_steps(self.settings, self.has_batchnorm)
+        """Optimiser steps taken so far in this visit."""
+        return self.diagnostics.steps
+
+    @property
+    def augmented(self) -> bool:
+        """Whether a sample looks different each time it is drawn."""
+        return self.data.augmented
 
     def batches(self, epochs: int | None = None, purpose: str = "batches") -> Iterator[Batch]:
         """The visit's training batches: shuffled and augmented from streams that no method can disturb."""
@@ -140,12 +152,20 @@ class ServerContext(Context):
         return seeds.generator(self.seed, f"server/{purpose}", self.round)
 
 
-def bound_forward(network: Net, own: Tree, policy: BufferPolicy) -> Forward:
-    """The plain forward pass of a context: the worker's module with the context's buffers."""
+def bound_forward(network: Net, own: Tree, batch_statistics: bool) -> Forward:
+    """The plain forward pass of a context: the worker's module with the context's buffers.
 
-    def forward(params: Tree, x: Tensor, mode: Mode = "train", buffers: Tree | None = None) -> Output:
-        if mode == "eval" and policy == "reset":
-            mode = "batch"  # statistics start afresh at every visit, so running ones mean nothing
-        return network(params, own if buffers is None else buffers, x, mode)
+    With `batch_statistics`, evaluation uses those of the batch: there are no running ones that mean anything.
+    """
+
+    def forward(
+        params: Tree,
+        x: Tensor,
+        mode: Mode = "train",
+        buffers: Tree | None = None,
+        layers: Mapping[str, Layer] | None = None,
+    ) -> Output:
+        mode = "eval_batch" if mode == "eval" and batch_statistics else mode
+        return network(params, own if buffers is None else buffers, x, mode, layers)
 
     return forward

@@ -111,7 +111,7 @@ class Method(Component):
 
     def gradient(self, c: ClientContext, params: Tree, batch: Batch) -> Tree:
         """The direction of one local step (descended after weight decay and momentum)."""
-        grads, loss = c.value_and_grad(lambda p: self.loss(c, p, batch), params)
+        grads, loss = c.grad_and_value(lambda p: self.loss(c, p, batch), params)
         c.diagnostics.note("train_loss", loss)
         return grads
 
@@ -121,8 +121,9 @@ class Method(Component):
 
     def upload(self, c: ClientContext, params: Tree) -> Groups:
         """The reply: how the shared parameters moved, and the buffers if they are averaged."""
-        reply = {"delta": tree.sub(self.shared(c, params), c.message["model"])}
-        return {**reply, "buffers": c.buffers} if c.buffer_policy == "average" else reply
+        shared = tree.select(self.shared(c, params), c.message["model"])
+        reply = {"delta": tree.sub(shared, c.message["model"])}
+        return {**reply, "buffers": tree.copy(c.buffers)} if c.buffer_policy == "average" else reply
 
     def keep(self, c: ClientContext, params: Tree) -> Groups:
         """What the client remembers: its personal part."""
@@ -130,7 +131,7 @@ class Method(Component):
         if self.personal:
             kept["personal"] = tree.select(params, c.names.match(self.personal))
         if c.buffer_policy == "local":
-            kept["buffers"] = c.buffers
+            kept["buffers"] = tree.copy(c.buffers)
         return kept
 
     def weight(self, c: ClientContext, params: Tree) -> float:

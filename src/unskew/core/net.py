@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -14,32 +14,47 @@ from torch import Tensor, nn
 from unskew.core.tree import Tree
 from unskew.models.base import Model, Output
 
-Mode = Literal["train", "batch", "eval"]
-"""`train`: batch statistics, running ones updated; `batch`: batch statistics, nothing updated; `eval`: running ones."""
+Mode = Literal["train", "batch", "eval", "eval_batch"]
+"""`train`: batch statistics, running ones updated; `batch`: the same, nothing updated; `eval`: running statistics, no
+dropout; `eval_batch`: no dropout, but statistics of the batch (where running ones mean nothing)."""
+
+Layer = Callable[[nn.Module, Tensor], Tensor]
+"""What a layer does instead of its own forward pass: called with the layer (its parameters bound) and its input."""
 
 
 class Forward(Protocol):
     """Logits and features of `x` under any parameter tree."""
 
-    def __call__(self, params: Tree, x: Tensor, mode: Mode = "train", buffers: Tree | None = None) -> Output:
-        """`buffers`: other BatchNorm statistics than the context's own."""
+    def __call__(
+        self,
+        params: Tree,
+        x: Tensor,
+        mode: Mode = "train",
+        buffers: Tree | None = None,
+        layers: Mapping[str, Layer] | None = None,
+    ) -> Output:
+        """`buffers`: other BatchNorm statistics than the context's own; `layers`: what named layers do instead."""
 
 
 @dataclass(frozen=True)
 class Names:
-    """The names of a model's parameters, and which of them belong to normalisation layers."""
+    """The names of a model's parameters and layers, and which parameters belong to normalisation layers."""
 
     params: tuple[str, ...]
     norm: frozenset[str]
+    batchnorm: frozenset[str]
     buffers: tuple[str, ...]
+    layers: tuple[str, ...]
+    """Conv2d and Linear layers, in the model's order."""
 
     @functools.lru_cache(maxsize=256)  # noqa: B019 - lives as long as the process, one model a run
     def match(self, patterns: tuple[str, ...]) -> tuple[str, ...]:
-        """Parameters that match a pattern such as `head.*`; `@norm` stands for those of normalisation layers."""
+        """Parameters that match a pattern such as `head.*`; `@norm`, `@batchnorm`: those of such layers."""
+        groups = {"@norm": self.norm, "@batchnorm": self.batchnorm}
         return tuple(
             name
             for name in self.params
-            if any((p == "@norm" and name in self.norm) or fnmatch.fnmatchcase(name, p) for p in patterns)
+            if any(name in groups.get(p, ()) or fnmatch.fnmatchcase(name, p) for p in patterns)
         )
 
 
@@ -50,32 +65,34 @@ class Net:
         self.module = model
         self._param_slots = _slots(model, "_parameters")
         self._buffer_slots = _slots(model, "_buffers")
+        self._layers = dict(model.named_modules())
         self._norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-        norm_layers = (
-            nn.modules.batchnorm._BatchNorm,
-            nn.GroupNorm,
-            nn.LayerNorm,
-            nn.modules.instancenorm._InstanceNorm,
+        every_norm = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
+        self.names = Names(
+            params=tuple(self._param_slots),
+            norm=self._within(every_norm),
+            batchnorm=self._within((nn.modules.batchnorm._BatchNorm,)),
+            buffers=tuple(self._buffer_slots),
+            layers=tuple(name for name, m in self._layers.items() if isinstance(m, (nn.Conv2d, nn.Linear))),
         )
-        norm = {
-            f"{path}.{key}"
-            for path, m in model.named_modules()
-            if isinstance(m, norm_layers)
-            for key, _ in m.named_parameters(recurse=False)
-        }
-        self.names = Names(tuple(self._param_slots), frozenset(norm), tuple(self._buffer_slots))
         self.has_batchnorm = bool(self._norms)
         self._tracking = [m.track_running_stats for m in self._norms]
         self._params: Tree | None = None
         self._buffers: Tree | None = None
         self._mode: Mode | None = None
 
+    def _within(self, kinds: tuple[type[nn.Module], ...]) -> frozenset[str]:
+        """Parameters that belong to layers of these kinds."""
+        paths = [path for path, module in self._layers.items() if isinstance(module, kinds)]
+        return frozenset(name for name in self._param_slots if name.rpartition(".")[0] in paths)
+
     def trees(self) -> tuple[Tree, Tree]:
         """Copies of the module's parameters and buffers as they are now."""
-        params = {name: holder[key].detach().clone() for name, (holder, key) in self._param_slots.items()}
-        return params, {name: holder[key].detach().clone() for name, (holder, key) in self._buffer_slots.items()}
+        return _values(self._param_slots), _values(self._buffer_slots)
 
-    def __call__(self, params: Tree, buffers: Tree, x: Tensor, mode: Mode) -> Output:
+    def __call__(
+        self, params: Tree, buffers: Tree, x: Tensor, mode: Mode, layers: Mapping[str, Layer] | None = None
+    ) -> Output:
         """A forward pass with these parameters and buffers; in mode `train` it updates `buffers` in place."""
         if params is not self._params:
             _bind(self._param_slots, params)
@@ -83,37 +100,65 @@ class Net:
         if buffers is not self._buffers:
             _bind(self._buffer_slots, buffers)
             self._buffers = buffers
+        if mode == "eval_batch" and len(x) == 1:
+            mode = "eval"  # one sample has no statistics of its own
         if mode != self._mode:
             self._set_mode(mode)
-        out: Output = self.module(x)
-        return out
+        if not layers:
+            out: Output = self.module(x)
+            return out
+        return self._with_layers(x, layers)
+
+    def _with_layers(self, x: Tensor, layers: Mapping[str, Layer]) -> Output:
+        try:
+            for name, work in layers.items():
+                layer = self._layers[name]
+                layer.forward = functools.partial(work, layer)
+            out: Output = self.module(x)
+            return out
+        finally:
+            for name in layers:
+                self._layers[name].__dict__.pop("forward", None)
 
     def _set_mode(self, mode: Mode) -> None:
-        self.module.train(mode != "eval")
+        self.module.train(mode in ("train", "batch"))
         for norm, tracking in zip(self._norms, self._tracking, strict=True):
             # in training a BatchNorm that does not track uses the batch's statistics and leaves its buffers alone
-            norm.track_running_stats = tracking and mode != "batch"
+            norm.training = mode != "eval"
+            norm.track_running_stats = tracking and mode in ("train", "eval")
         self._mode = mode
 
 
-Slots = dict[str, tuple[dict[str, Tensor], str]]
+Slots = dict[str, list[tuple[dict[str, Tensor], str]]]
+"""Name → every place in the module that holds this tensor: tied weights are one parameter with several places."""
 
 
 def _slots(model: nn.Module, kind: str) -> Slots:
     found: Slots = {}
+    names: dict[int, str] = {}
     for path, module in model.named_modules(remove_duplicate=False):
         for key, value in getattr(module, kind).items():
-            if value is not None:
-                found[f"{path}.{key}" if path else key] = (getattr(module, kind), key)
+            # a buffer that is not saved with the model is a constant of it, not a part of its state
+            if value is None or (kind == "_buffers" and key in module._non_persistent_buffers_set):
+                continue
+            name = names.setdefault(id(value), f"{path}.{key}" if path else key)
+            holder, places = getattr(module, kind), found.setdefault(name, [])
+            if not any(other is holder and key == its_key for other, its_key in places):
+                places.append((holder, key))
     return found
 
 
+def _values(slots: Slots) -> Tree:
+    return {name: places[0][0][places[0][1]].detach().clone() for name, places in slots.items()}
+
+
 def _bind(slots: Slots, tree: Tree) -> None:
-    if len(tree) != len(slots):  # a name left out would keep another client's values
-        raise KeyError(f"a forward pass needs all of the model's names; missing: {sorted(slots.keys() - tree.keys())}")
-    for name, value in tree.items():
-        holder, key = slots[name]
-        holder[key] = value
+    for name, places in slots.items():
+        if name not in tree:  # it would keep another client's values
+            missing = sorted(slots.keys() - tree.keys())
+            raise KeyError(f"a forward pass needs all of the model's names; missing: {missing}")
+        for holder, key in places:
+            holder[key] = tree[name]
 
 
 def gradient(loss: Callable[[Tree], Tensor], params: Tree, names: Iterable[str]) -> tuple[Tree, Tensor]:

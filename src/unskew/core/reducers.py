@@ -11,13 +11,14 @@ from unskew.core.tree import Tree
 
 if TYPE_CHECKING:
     from unskew.core.context import ServerContext
+    from unskew.core.jobs import Reply
 
 
 class Reducer(Protocol):
     """Merges one group of the replies of a round."""
 
-    def add(self, value: Tree, weight: float, client: int) -> None:
-        """Takes in one client's tree."""
+    def add(self, value: Tree, reply: Reply) -> None:
+        """Takes in one client's tree; `reply` has its weight, number of samples and other groups."""
 
     def result(self) -> Any:
         """The merged value; an empty tree if no client replied."""
@@ -34,14 +35,14 @@ class mean:
         self._sum: Tree = {}
         self._weight: dict[str, float] = {}
 
-    def add(self, value: Tree, weight: float, client: int) -> None:
+    def add(self, value: Tree, reply: Reply) -> None:
         """Takes in one client's tree."""
         for name, tensor in value.items():
             if name in self._sum:
-                self._sum[name].add_(tensor, alpha=weight)
+                self._sum[name].add_(tensor, alpha=reply.weight)
             else:
-                self._sum[name] = tensor * weight
-            self._weight[name] = self._weight.get(name, 0.0) + weight
+                self._sum[name] = tensor * reply.weight
+            self._weight[name] = self._weight.get(name, 0.0) + reply.weight
 
     def result(self) -> Tree:
         """The sum divided by the weights; names with no weight at all are left out."""
@@ -54,7 +55,7 @@ class total:
     def __init__(self, s: ServerContext) -> None:
         self._sum: Tree = {}
 
-    def add(self, value: Tree, weight: float, client: int) -> None:
+    def add(self, value: Tree, reply: Reply) -> None:
         """Takes in one client's tree."""
         for name, tensor in value.items():
             self._sum[name] = self._sum[name].add_(tensor) if name in self._sum else tensor.clone()
@@ -83,12 +84,12 @@ class buffers(mean):
         super().__init__(s)
         self._largest: Tree = {}
 
-    def add(self, value: Tree, weight: float, client: int) -> None:
+    def add(self, value: Tree, reply: Reply) -> None:
         """Takes in one client's buffers."""
         for name, tensor in value.items():
             if not tensor.is_floating_point():
                 self._largest[name] = torch.maximum(self._largest.get(name, tensor), tensor)
-        super().add({name: tensor for name, tensor in value.items() if tensor.is_floating_point()}, weight, client)
+        super().add({name: tensor for name, tensor in value.items() if tensor.is_floating_point()}, reply)
 
     def result(self) -> Tree:
         """Means and maxima together."""
@@ -101,7 +102,7 @@ class concat:
     def __init__(self, s: ServerContext) -> None:
         self._parts: dict[str, list[torch.Tensor]] = {}
 
-    def add(self, value: Tree, weight: float, client: int) -> None:
+    def add(self, value: Tree, reply: Reply) -> None:
         """Takes in one client's tree."""
         for name, tensor in value.items():
             self._parts.setdefault(name, []).append(tensor)
@@ -117,9 +118,9 @@ class per_client:
     def __init__(self, s: ServerContext) -> None:
         self._replies: dict[int, tuple[Tree, float]] = {}
 
-    def add(self, value: Tree, weight: float, client: int) -> None:
+    def add(self, value: Tree, reply: Reply) -> None:
         """Takes in one client's tree."""
-        self._replies[client] = (value, weight)
+        self._replies[reply.client] = (value, reply.weight)
 
     def result(self) -> dict[int, tuple[Tree, float]]:
         """Client → (tree, weight), in the sampled order."""

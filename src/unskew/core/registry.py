@@ -106,7 +106,7 @@ class Registry(Generic[T]):
         table = parse(spec) if isinstance(spec, str) else dict(spec)
         if not isinstance(table.get("name"), str):
             raise InputError(f'a {self.kind} needs a name, such as name = "{next(iter(self), "…")}"; got {table}')
-        cls = self.get(table.pop("name"))
+        cls = self.get(table.pop("name").lower())
         return construct(cls, self._named(cls, table))
 
     def _named(self, cls: type[T], table: Table) -> Table:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from unskew.core import tree
+from unskew.core import seeds, tree
 from unskew.core.context import ServerContext
 from unskew.core.jobs import Executor, Job, Kind, Reply
-from unskew.core.reducers import Reducer, Reducers
+from unskew.core.reducers import Reducer, Reducers, buffers
 from unskew.core.store import StateStore
 from unskew.core.task import Task
 from unskew.core.tree import Groups
+from unskew.errors import InputError
 
 
 @dataclass
@@ -31,21 +33,17 @@ def rounds(task: Task, executor: Executor, store: StateStore, server: Groups, fi
     method = task.method
     for number in range(first, last + 1):
         began = time.perf_counter()
-        s = task.server_context(number, task.cohort(number))
-        exchange = _Exchange(task, executor, store, s)
-        messages = {client: method.download(s, server, client) for client in s.cohort}
-        exchange.sent(messages)
+        s = task.server_context(number, task.cohort(number), server)
+        exchange = _Exchange(task, executor, store, s, server)
         if method.survey_reducers:
-            surveyed = exchange.merge("survey", messages, method.survey_reducers)
+            surveyed = exchange.merge("survey", method.survey_reducers)
             if exchange.present:
-                server = method.digest(s, server, surveyed)
-            briefs = {client: method.brief(s, server, client) for client in exchange.present}
-            exchange.sent(briefs)
-            messages = {client: {**messages[client], **briefs[client]} for client in exchange.present}
-        merged = exchange.merge("train", messages, method.reducers)
+                server = method.digest(exchange.seeded("digest"), server, surveyed)
+            exchange.briefed_by(server)
+        merged = exchange.merge("train", {"buffers": buffers, **method.reducers})
         waited = time.perf_counter() - began
         if exchange.used:
-            server = method.update(s, server, merged)
+            server = method.update(exchange.seeded("update"), server, merged)
         whole = time.perf_counter() - began
         record = exchange.record() | {"lr": s.settings.lr}
         record["seconds"] = {"local": waited - exchange.merging, "aggregate": whole - waited + exchange.merging}
@@ -55,8 +53,10 @@ def rounds(task: Task, executor: Executor, store: StateStore, server: Groups, fi
 class _Exchange:
     """One round's traffic: who was sent what, whose reply counts, and the merged groups."""
 
-    def __init__(self, task: Task, executor: Executor, store: StateStore, s: ServerContext) -> None:
+    def __init__(self, task: Task, executor: Executor, store: StateStore, s: ServerContext, server: Groups) -> None:
         self.task, self.executor, self.store, self.s = task, executor, store, s
+        self._before = server
+        self._surveyed: Groups | None = None
         self.dropped = [client for client in s.cohort if task.drops_out(s.round, client)]
         self.present = [client for client in s.cohort if client not in self.dropped]
         self.used: list[int] = []
@@ -66,56 +66,80 @@ class _Exchange:
         self.up: dict[int, int] = {}
         self.merging = 0.0
 
-    def sent(self, messages: dict[int, Groups]) -> None:
-        for client, message in messages.items():
-            self.down[client] = self.down.get(client, 0) + tree.nbytes(message)
+    def seeded(self, slot: str, client: int = -1) -> ServerContext:
+        """The server's context, for a slot whose layers draw from a stream of their own."""
+        seeds.seed_layers(self.task.seed, f"layers/{slot}", self.s.round, client)
+        return self.s
+
+    def briefed_by(self, server: Groups) -> None:
+        """From now on messages hold the brief of the server's state after the survey."""
+        self._surveyed = server
+
+    def message(self, client: int) -> Groups:
+        """The client's message, made when it is its turn, and its bytes; what a survey sent is not sent again."""
+        method = self.task.method
+        message = method.download(self.seeded("download", client), self._before, client)
+        if self._surveyed is None:
+            self._count(client, message)
+            return message
+        brief = method.brief(self.seeded("brief", client), self._surveyed, client)
+        self._count(client, brief)
+        return {**message, **brief}
+
+    def _count(self, client: int, groups: Groups) -> None:
+        self.down[client] = self.down.get(client, 0) + tree.nbytes(groups)
 
     def dropped_rows(self) -> list[dict[str, Any]]:
         """A row for each client that was sent a message and never replied."""
         common = {"round": self.s.round, "used": False, "dropped": True, "bytes_up": 0}
         return [{**common, "client": client, "bytes_down": self.down[client]} for client in self.dropped]
 
-    def merge(self, kind: Kind, messages: dict[int, Groups], reducers: Reducers) -> Groups:
+    def merge(self, kind: Kind, reducers: Reducers) -> Groups:
         """Sends the jobs and merges the replies as they come, in the sampled order."""
         accumulators = {
             name: (how[0], how[1](self.s)) if isinstance(how, tuple) else (name, how(self.s))
             for name, how in reducers.items()
         }
-        for reply in self.executor.run(self._jobs(kind, messages)):
+        if self._surveyed is None:
+            for client in self.dropped:
+                self.message(client)  # it was sent, though nothing comes back
+        for reply in self.executor.run(self._jobs(kind)):
             began = time.perf_counter()
-            self._take(kind, reply, accumulators.values())
+            self._take(kind, reply, list(accumulators.values()))
             self.merging += time.perf_counter() - began
         return {name: reducer.result() for name, (_, reducer) in accumulators.items()}
 
-    def _jobs(self, kind: Kind, messages: dict[int, Groups]) -> Iterator[Job]:
+    def _jobs(self, kind: Kind) -> Iterator[Job]:
         for client in list(self.present):
-            yield Job(kind, self.s.round, client, messages[client], self.store.get(client))
+            yield Job(kind, self.s.round, client, self.message(client), self.store.get(client))
 
-    def _take(self, kind: Kind, reply: Reply, accumulators: Iterable[tuple[str, Reducer]]) -> None:
+    def _take(self, kind: Kind, reply: Reply, accumulators: list[tuple[str, Reducer]]) -> None:
         own_weight = 0 if reply.weight == reply.num_samples else 4  # a weight the server cannot know is sent too
         self.up[reply.client] = self.up.get(reply.client, 0) + tree.nbytes(reply.groups) + own_weight
-        finite = tree.all_finite(reply.groups)
-        if not finite:
+        unread = reply.groups.keys() - {group for group, _ in accumulators}
+        if unread:
+            raise InputError(f"{self.task.method.name} sends {sorted(unread)} but has no reducer for it; add one")
+        if not (tree.all_finite(reply.groups) and math.isfinite(reply.weight) and reply.weight >= 0):
             self.excluded.append(reply.client)
             self.present.remove(reply.client)
-        else:
-            for group, reducer in accumulators:
-                if group in reply.groups:
-                    reducer.add(reply.groups[group], reply.weight, reply.client)
+            self.rows.append(self._row(reply, used=False))
+            return
+        for group, reducer in accumulators:
+            if group in reply.groups:
+                reducer.add(reply.groups[group], reply)
         if kind == "train":
-            if finite:
-                self.used.append(reply.client)
-                self.store.put(reply.client, reply.state, self.s.round)
-            self.rows.append(self._row(reply, finite))
+            self.used.append(reply.client)
+            self.store.put(reply.client, reply.state, self.s.round)
+            self.rows.append(self._row(reply, used=True))
 
-    def _row(self, reply: Reply, finite: bool) -> dict[str, Any]:
+    def _row(self, reply: Reply, used: bool) -> dict[str, Any]:
         return {
             "round": self.s.round,
             "client": reply.client,
             "samples": reply.num_samples,
             "steps": reply.num_steps,
             "weight": reply.weight,
-            "used": finite,
+            "used": used,
             "bytes_down": self.down[reply.client],
             "bytes_up": self.up[reply.client],
             **reply.diagnostics,

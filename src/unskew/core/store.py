@@ -14,11 +14,11 @@ class StateStore:
     """Client states by client; the least recently used leave memory first.
 
     A file is written once and never changed, its name carries round and checksum: the states that an older
-    checkpoint names are still there after the run went on.
+    checkpoint names are still there after the run went on (unless `keep_versions` is off: no checkpoints then).
     """
 
-    def __init__(self, folder: Path, limit: int = 256 << 20) -> None:
-        self.folder, self.limit = folder, limit
+    def __init__(self, folder: Path, limit: int = 256 << 20, keep_versions: bool = True) -> None:
+        self.folder, self.limit, self.keep_versions = folder, limit, keep_versions
         self._memory: OrderedDict[int, Groups] = OrderedDict()
         self._sizes: dict[int, int] = {}
         self._dirty: dict[int, int] = {}
@@ -76,6 +76,7 @@ class StateStore:
         for path in self.folder.glob("client-*.safetensors"):
             if path.name not in keep:
                 path.unlink(missing_ok=True)
+                self._unsynced.discard(path.name)
 
     def _remember(self, client: int, state: Groups) -> None:
         size = tree.nbytes(state)
@@ -95,5 +96,8 @@ class StateStore:
             return
         stem = f"client-{client:06d}.round-{round_:06d}"
         name = wire.write_certified(self.folder, stem, wire.encode(self._memory[client]), sync=False)
+        old = self._files.get(client)
+        if old not in (None, name) and not self.keep_versions:
+            (self.folder / str(old)).unlink(missing_ok=True)
         self._files[client] = name
         self._unsynced.add(name)

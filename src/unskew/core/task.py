@@ -62,26 +62,29 @@ class Task:
             return False
         return bool(torch.rand((), generator=seeds.generator(self.seed, "dropout", round_, client)) < self.dropout)
 
-    def server_context(self, round_: int, cohort: tuple[int, ...] = ()) -> ServerContext:
-        """What the server's slots may use in a round."""
-        own = tree.copy(self.initial["buffers"])
+    def server_context(self, round_: int, cohort: tuple[int, ...] = (), server: Groups | None = None) -> ServerContext:
+        """What the server's slots may use in a round; its passes use the buffers of the server's state."""
+        seeds.seed_layers(self.seed, "layers/server", round_)
+        own = tree.copy((server or self.initial).get("buffers", {}))
         return ServerContext(
-            **self._common(round_, own), num_clients=self.num_clients, cohort=cohort, buffers=own,
-            has_batchnorm=self.net.has_batchnorm,
+            **self._common(round_, own, self.buffer_policy != "average"), num_clients=self.num_clients,
+            cohort=cohort, buffers=own, has_batchnorm=self.net.has_batchnorm,
         )  # fmt: skip
 
     def client_context(self, job: Job, data: LocalData) -> ClientContext:
-        """What the client's slots may use in a visit."""
+        """What the client's slots may use in a visit; for job `test`, the global model's."""
         own = tree.copy(self._start_buffers(job))
+        # clients that keep their statistics leave the global model without any
+        none = self.buffer_policy == "reset" or (self.buffer_policy == "local" and job.client < 0)
         return ClientContext(
-            **self._common(job.round, own), client=job.client, message=job.message, state=job.state, buffers=own,
+            **self._common(job.round, own, none), client=job.client, message=job.message, state=job.state, buffers=own,
             data=data, has_batchnorm=self.net.has_batchnorm,
         )  # fmt: skip
 
-    def _common(self, round_: int, own: Tree) -> dict:  # type: ignore[type-arg]
+    def _common(self, round_: int, own: Tree, batch_statistics: bool) -> dict:  # type: ignore[type-arg]
         return {
             "round": round_, "seed": self.seed, "num_classes": self.federation.dataset.num_classes,
-            "settings": self.settings(round_), "forward": bound_forward(self.net, own, self.buffer_policy),
+            "settings": self.settings(round_), "forward": bound_forward(self.net, own, batch_statistics),
             "names": self.net.names, "trainable": self.trainable, "initial": self.initial,
             "buffer_policy": self.buffer_policy,
         }  # fmt: skip
@@ -105,7 +108,8 @@ class Task:
     def _visit(self, job: Job) -> ClientContext:
         c = self.client_context(job, self.federation.train(job.client))
         c = replace(c, terms=self.method.outer_terms(), state=c.state or self.method.init_client(c))
-        return self.method.prepare(c)
+        received = {"model": self.method.overlaid(c), "buffers": self._start_buffers(job)}
+        return self.method.prepare(replace(c, received=received))
 
     def _train(self, job: Job) -> Reply:
         return run_client(self.method, self._visit(job))

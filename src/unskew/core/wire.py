@@ -35,7 +35,8 @@ def decode(data: bytes) -> Groups:
     """The groups that these bytes hold, names in the order they had."""
     tensors = safetensors.torch.load(data)
     order = _header(data)["order"]
-    return {group: {name: tensors[f"{group}/{name}"] for name in names} for group, names in order.items()}
+    # copies: torch's own memory is aligned alike everywhere, views into a file are not, and sums may round differently
+    return {group: {name: tensors[f"{group}/{name}"].clone() for name in names} for group, names in order.items()}
 
 
 def notes(data: bytes) -> dict[str, Any]:

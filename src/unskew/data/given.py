@@ -14,6 +14,7 @@ class Given(Source):
     """A `Dataset` that a Python program handed over; the record keeps its name only."""
 
     kind: str = param(default="", doc="the data set's name, for the record")
+    fingerprint: str = param(default="", doc="a hash of the data, so that other data are another run")
 
     def load(self, find: Finder) -> Dataset:
         """There is nothing to load: the program must hand the data over again."""

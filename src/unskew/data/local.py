@@ -44,12 +44,10 @@ class LocalData:
         """Samples of each class, [C] int64."""
         return torch.bincount(self.samples.y, minlength=self.num_classes)
 
-    def num_steps(self, settings: LocalSettings, skip_single: bool) -> int:
-        """How many batches a visit has."""
-        bounds = batch_bounds(len(self), settings.batch, settings.drop_last, skip_single)
-        if settings.steps is not None:
-            return settings.steps if bounds else 0
-        return settings.epochs * len(bounds)
+    @property
+    def augmented(self) -> bool:
+        """Whether batches are augmented."""
+        return not self._augment.is_identity
 
     def batches(
         self, settings: LocalSettings, order: torch.Generator, noise: torch.Generator, skip_single: bool
@@ -66,7 +64,7 @@ class LocalData:
 
     def passes(self, batch: int) -> Iterator[Batch]:
         """All samples once, in order, not augmented."""
-        for start, stop in batch_bounds(len(self), batch):
+        for start, stop in _no_single_tail(batch_bounds(len(self), batch)):
             part = self.samples.x[start:stop], self.samples.y[start:stop]
             yield Batch(normalise(part[0], self._mean, self._std), part[1], torch.arange(start, stop))
 
@@ -100,4 +98,11 @@ def batch_bounds(n: int, size: int, drop_last: bool = False, skip_single: bool =
         bounds = [(start, stop) for start, stop in bounds if stop - start == size]
     if skip_single:
         bounds = [(start, stop) for start, stop in bounds if stop - start > 1]
+    return bounds
+
+
+def _no_single_tail(bounds: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """A last batch of one sample joins the one before it: BatchNorm could not take statistics from it."""
+    if len(bounds) > 1 and bounds[-1][1] - bounds[-1][0] == 1:
+        return [*bounds[:-2], (bounds[-2][0], bounds[-1][1])]
     return bounds

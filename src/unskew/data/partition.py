@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from unskew.data.dataset import Dataset
 from unskew.errors import InputError
 
 Ints = NDArray[np.int64]
@@ -81,6 +82,10 @@ class Partition:
     def owners(self) -> Ints:
         """The client that holds each entry of `indices`."""
         return np.repeat(np.arange(len(self)), self.sizes)
+
+    def fits(self, dataset: Dataset) -> bool:
+        """Whether it was made for this data set, as far as it says."""
+        return self.samples == len(dataset.train) and self.data in ("", dataset.fingerprint())
 
     @cached_property
     def hash(self) -> str:

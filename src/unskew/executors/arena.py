@@ -33,6 +33,12 @@ class Arena:
         self._end = 0
         self._places: dict[int, tuple[Tensor, Place]] = {}
 
+    def close(self) -> None:
+        """Gives the memory back, once no view looks into it any more."""
+        self.clear()
+        self._map = None
+        os.close(self._file)
+
     def clear(self) -> None:
         """Forgets what was written; the next tensors overwrite it."""
         self._end = 0

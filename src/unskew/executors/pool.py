@@ -6,6 +6,7 @@ from. Tensors travel through shared memory, a few numbers about them as JSON thr
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import multiprocessing
@@ -42,7 +43,7 @@ class _Worker:
 class Pool:
     """Hands jobs to forked workers and gives the replies in the order of the jobs."""
 
-    def __init__(self, task: Task, workers: int, threads: int = 1) -> None:
+    def __init__(self, task: Task, workers: int) -> None:
         if not hasattr(os, "fork"):
             raise InputError("executor 'pool' needs a system that can fork (Linux, macOS); use --executor serial")
         self._messages = Arena()
@@ -53,7 +54,7 @@ class Pool:
             ours, theirs = context.Pipe()
             worker = _Worker(number, ours)
             inherited.append(ours)
-            arguments = (task, threads, theirs, list(inherited), self._messages, worker.states, worker.replies)
+            arguments = (task, theirs, list(inherited), self._messages, worker.states, worker.replies)
             worker.process = context.Process(target=_serve, args=arguments, daemon=True, name=f"unskew-{number}")
             with warnings.catch_warnings():
                 # forking beside threads is unsafe for locks; a worker with one thread enters no parallel region
@@ -64,28 +65,39 @@ class Pool:
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Reply]:
         """A reply for each job, in order; replies that come early wait their turn."""
+        self._drain()
         self._messages.clear()
         todo = enumerate(jobs)
         early: dict[int, Reply] = {}
         idle = deque(self._workers)
         next_up, handed_out, exhausted = 0, 0, False
         while True:
-            while idle and not exhausted:
+            # not further ahead than twice the workers: replies that wait for a slow client take memory
+            while idle and not exhausted and handed_out - next_up < 2 * len(self._workers):
                 item = next(todo, None)
                 if item is None:
                     exhausted = True
                 else:
                     handed_out += 1
                     self._send(idle.popleft(), *item)
-            while next_up in early:
+            if next_up in early:
                 yield early.pop(next_up)
                 next_up += 1
+                continue
             if exhausted and next_up == handed_out:
                 return
             for worker in self._finished():
                 index, reply = self._receive(worker)
                 early[index] = reply
                 idle.append(worker)
+
+    def _drain(self) -> None:
+        """Takes what workers still send for a run that ended early: it must not answer the next one's jobs."""
+        for worker in self._workers:
+            if worker.busy and worker.process is not None and worker.process.is_alive():
+                with contextlib.suppress(ClientError, InputError):
+                    self._receive(worker)
+            worker.busy = None
 
     def close(self) -> None:
         """Ends the workers; they hold nothing that needs saving."""
@@ -96,6 +108,10 @@ class Pool:
                 worker.process.join(0.2)
                 worker.process.kill()
                 worker.process.join()
+            worker.states.close()
+            worker.replies.close()
+        if self._workers:
+            self._messages.close()
         self._workers.clear()
 
     def _send(self, worker: _Worker, index: int, job: Job) -> None:
@@ -141,14 +157,14 @@ class Pool:
 
 
 def _serve(
-    task: Task, threads: int, pipe: Connection, others: list[Connection], messages: Arena, states: Arena, replies: Arena
+    task: Task, pipe: Connection, others: list[Connection], messages: Arena, states: Arena, replies: Arena
 ) -> None:
     """A worker's life: jobs in, replies out, until the pipe closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     _die_with_parent()
     for other in others:
         other.close()  # or the end of the parent would go unnoticed here
-    torch.set_num_threads(threads)
+    torch.set_num_threads(1)  # OpenMP's threads do not survive a fork: with several it would wait for them for ever
     while True:
         try:
             header = json.loads(pipe.recv_bytes())
@@ -157,7 +173,8 @@ def _serve(
         message = messages.read(header.pop("message"), copy=False)
         state = states.read(header.pop("state"), copy=False)
         job = Job(message=message, state=state, **{**header, "part": tuple(header["part"])})
-        pipe.send_bytes(json.dumps(_answer(task, job, replies)).encode())
+        with contextlib.suppress(BrokenPipeError):  # the parent left; the next read ends this worker
+            pipe.send_bytes(json.dumps(_answer(task, job, replies)).encode())
 
 
 def _answer(task: Task, job: Job, replies: Arena) -> dict[str, Any]:

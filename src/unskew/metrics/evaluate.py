@@ -19,7 +19,7 @@ from unskew.metrics.summaries import worst_share_mean
 
 def score_global(task: Task, executor: Executor, server: Groups, round_: int, kind: Kind = "test") -> Tree:
     """For each sample of the common test or validation set: whether the global model is right, and its loss."""
-    message = task.method.publish(task.server_context(round_), server)
+    message = task.method.publish(task.server_context(round_, server=server), server)
     size = len(_labels(task, kind))
     # parts of fixed size: which executor works on them, and how many workers it has, changes no bit
     parts = [(start, min(start + task.eval_batch, size)) for start in range(0, size, task.eval_batch)]
@@ -73,7 +73,7 @@ def _looked_up(task: Task, known: Tree, clients: list[int]) -> Iterator[tuple[in
 def _computed(
     task: Task, executor: Executor, store: StateStore, server: Groups, round_: int, clients: list[int]
 ) -> Iterator[tuple[int, Tree]]:
-    s = task.server_context(round_)
+    s = task.server_context(round_, server=server)
     jobs = (Job("personal", round_, k, task.method.download(s, server, k), store.get(k)) for k in clients)
     for reply in executor.run(jobs):
         yield reply.client, reply.groups["score"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 
 import torch
 from torch import Tensor, nn
@@ -88,11 +89,16 @@ class Given(Architecture):
 
     kind: str = param(default="", doc="the module's class, for the record")
     head: str = param(default="", doc="name of its last layer")
+    fingerprint: str = param(default="", doc="a hash of its weights, so that other weights are another run")
 
     @classmethod
     def of(cls, module: nn.Module, head: str = "") -> Given:
         """The architecture that gives copies of this module."""
-        made = cls(kind=type(module).__name__, head=head)
+        digest = hashlib.sha256()
+        for name, value in module.state_dict().items():
+            digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
+            digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        made = cls(kind=type(module).__name__, head=head, fingerprint=digest.hexdigest()[:16])
         object.__setattr__(made, "_module", module)
         return made
 

@@ -1,0 +1,87 @@
+"""One module for all: aliases, buffers, modes, chosen layers."""
+
+import pytest
+import torch
+from torch import nn
+
+from unskew.core.net import Net
+from unskew.core.tree import copy
+from unskew.models.base import Model
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(3, 4, bias=False)
+        self.down = nn.Linear(4, 3, bias=False)
+        self.down.weight = nn.Parameter(torch.ones(3, 4))
+        self.again = nn.Linear(3, 4, bias=False)
+        self.again.weight = self.up.weight
+        self.register_buffer("constant", torch.ones(3), persistent=False)
+
+    def forward(self, x):
+        return self.again(self.down(self.up(x + self.constant)))
+
+
+class Normed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.bn, self.drop, self.ln = nn.BatchNorm1d(3), nn.Dropout(0.5), nn.LayerNorm(3)
+
+    def forward(self, x):
+        return self.ln(self.drop(self.bn(x)))
+
+
+def test_tied_weights_are_one_parameter_and_constants_are_no_state():
+    net = Net(Model(Tied(), nn.Linear(4, 2)))
+    params, buffers = net.trees()
+    assert list(params) == ["body.up.weight", "body.down.weight", "head.weight", "head.bias"] and buffers == {}
+    changed = copy(params)
+    changed["body.up.weight"].zero_()
+    out = net(changed, buffers, torch.ones(2, 3), "train")
+    assert out.features.abs().sum() == 0  # both places see the change
+
+
+def test_extra_names_are_passed_over_and_missing_ones_are_an_error():
+    net = Net(Model(nn.Identity(), nn.Linear(3, 2)))
+    params, buffers = net.trees()
+    net({**params, "other": torch.ones(1)}, buffers, torch.ones(2, 3), "train")
+    with pytest.raises(KeyError, match=r"head\.bias"):
+        net({"head.weight": params["head.weight"]}, buffers, torch.ones(2, 3), "train")
+
+
+def test_modes():
+    net = Net(Model(Normed(), nn.Linear(3, 2)))
+    params, buffers = net.trees()
+    x = torch.randn(64, 3, generator=torch.Generator().manual_seed(0)) + 5
+    start = copy(buffers)
+
+    def unchanged():
+        return all(torch.equal(buffers[name], start[name]) for name in start)
+
+    twice = [net(params, buffers, x, "eval_batch").features for _ in range(2)]
+    assert torch.equal(*twice) and unchanged()  # no dropout, nothing updated
+    running = net(params, buffers, x, "eval").features
+    assert not torch.allclose(running, twice[0]) and unchanged()  # other statistics
+    net(params, buffers, x, "batch")
+    assert unchanged()
+    net(params, buffers, x, "train")
+    assert not unchanged() and buffers["body.bn.running_mean"].abs().sum() > 0
+    assert net(params, buffers, x[:1], "eval_batch").logits.shape == (1, 2)  # one sample has no statistics
+
+
+def test_names_of_normalisation_layers():
+    names = Net(Model(Normed(), nn.Linear(3, 2))).names
+    assert names.match(("@batchnorm",)) == ("body.bn.weight", "body.bn.bias")
+    assert names.match(("@norm",)) == ("body.bn.weight", "body.bn.bias", "body.ln.weight", "body.ln.bias")
+    assert names.match(("head.*",)) == ("head.weight", "head.bias") and names.layers == ("head",)
+
+
+def test_chosen_layers_work_otherwise_for_one_pass_only():
+    net = Net(Model(nn.Sequential(nn.Linear(3, 3), nn.ReLU()), nn.Linear(3, 2)))
+    params, buffers = net.trees()
+    x = torch.ones(2, 3)
+    plain = net(params, buffers, x, "train").logits
+    other = net(params, buffers, x, "train", {"body.0": lambda layer, z: layer.weight.sum() * z})
+    torch.testing.assert_close(other.features, torch.relu(params["body.0.weight"].sum() * x))
+    assert torch.equal(net(params, buffers, x, "train").logits, plain)
