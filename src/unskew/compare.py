@@ -91,25 +91,26 @@ def table(cells: Sequence[Played], title: str, metric: Metric = "last") -> Table
     accuracy = column(lambda s: 100 * s["accuracy"][key] if key in s["accuracy"] else None)
     clients = column(lambda s: 100 * s["personal"]["mean"] if s["personal"] else None)
     worst = column(lambda s: 100 * s["personal"]["worst_decile"] if s["personal"] else None)
-    time = _relative(column(lambda s: s["seconds"]["local"]))
+    time = _relative(column(lambda s: s["seconds"]["clients"]))
     traffic = _relative(column(lambda s: float(s["bytes_up"] + s["bytes_down"])))
     unmarked: list[Mark] = [""] * len(names)
     figures: list[tuple[str, list[tuple[float, ...]], list[Mark]]] = [
         ("accuracy %", accuracy, marked(accuracy)),
-        ("clients' mean %", clients, marked(clients)),
-        ("worst decile %", worst, marked(worst)),
+        ("clients %", clients, marked(clients)),
+        ("worst %", worst, marked(worst)),
         ("time ×", time, unmarked),
         ("bytes ×", traffic, unmarked),
     ]
     rows = tuple(
-        (name, tuple(Cell(values[number], marks[number]) for _, values, marks in figures))
+        (name, tuple(Cell(values[number], marks[number], "×" in column) for column, values, marks in figures))
         for number, name in enumerate(names)
     )
     seeds = len({cell.seed for cell in cells})
     notes = [
         f"accuracy: on the global test set, {key.replace('_', ' ')}; mean ± sample standard deviation, {seeds} seed(s)",
-        "clients' mean and worst decile: each client's test set, after the last round",
-        f"time × and bytes ×: local training and traffic relative to {names[0]}",
+        "clients and worst: mean over clients and over the worst tenth of them, each on its own test set, last round",
+        f"time × and bytes ×: the clients' seconds of work and the traffic, relative to {names[0]}",
+        "bold: best; underlined: second best",
         *(f"{cell.method}, seed {cell.seed}: diverged" for cell in cells if cell.summary["diverged"]),
     ]
     return Table(title, tuple(name for name, _, _ in figures), rows, tuple(notes))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -140,7 +141,7 @@ class _Play:
         self.saved = 0
 
     def play(self) -> Result:
-        with _steady(self.config.execution.threads):
+        with self.folder.locked() if self.folder else nullcontext(), _steady(self.config.execution.threads):
             executor = make_executor(self.config, self.task)
             try:
                 server = self._play(executor)
@@ -167,7 +168,7 @@ class _Play:
         return current.server
 
     def _begin(self, executor: Executor) -> tuple[Groups, int]:
-        found = checkpoint.load_newest(self.folder.checkpoints, self.config.hash) if self.folder else None
+        found = self._checkpoint()
         if found is not None:
             self.store.restore(found.states)
             self.rows = {number: row for number, row in self.known.items() if number <= found.round}
@@ -177,6 +178,15 @@ class _Play:
         server = self.task.method.init(self.task.server_context(0))
         self._record(Round(0, server, {"round": 0}), executor)
         return server, 0
+
+    def _checkpoint(self) -> checkpoint.Checkpoint | None:
+        """Where to go on from: rows that were lost are played again."""
+        if not self.folder:
+            return None
+        unbroken = next(number for number in itertools.count() if number not in self.known) - 1
+        if self.known and unbroken < max(self.known):
+            log.warning("rounds.jsonl lacks round %d; going on from before it", unbroken + 1)
+        return checkpoint.load_newest(self.folder.checkpoints, self.config.hash, unbroken)
 
     def _record(self, done: Round, executor: Executor) -> None:
         row = done.record

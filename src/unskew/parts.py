@@ -59,11 +59,15 @@ def make_task(config: Run, data: Dataset, partition: Partition) -> Task:
         local=config.local.settings(),
         lr_decay=config.local.lr_decay,
         buffer_policy=method.buffer_policy or config.local.buffers,
-        # 1e-9: 0.29 * 100 is 28.999… in binary
-        cohort_size=max(1, int(config.sample * len(partition) + 1e-9)),
+        cohort_size=cohort_size(config, len(partition)),
         dropout=config.dropout,
         eval_batch=evaluation.batch,
     )
+
+
+def cohort_size(config: Run, clients: int) -> int:
+    """How many clients take part in a round."""
+    return max(1, int(config.sample * clients + 1e-9))  # 1e-9: 0.29 * 100 is 28.999… in binary
 
 
 def model_builder(config: Run, data: Dataset) -> Callable[[], Model]:
@@ -82,6 +86,5 @@ def model_builder(config: Run, data: Dataset) -> Callable[[], Model]:
 def make_executor(config: Run, task: Task) -> Executor:
     """Who does the clients' work."""
     if config.execution.executor == "pool":
-        workers = config.execution.workers or min(os.cpu_count() or 1, task.cohort_size)
-        return Pool(task, workers)
+        return Pool(task, min(config.execution.workers or os.cpu_count() or 1, task.cohort_size))
     return Serial(task)

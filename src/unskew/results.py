@@ -18,6 +18,7 @@ import json
 import math
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,22 @@ class RunFolder:
         if not (path / "run.toml").is_file():
             raise InputError(f"{path} is not a run folder: it holds no run.toml; give the folder of an 'unskew run'")
         return cls(path), from_table(read_file(path / "run.toml"))
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keeps other processes from working on this run; ends with the process, however it ends."""
+        try:
+            import fcntl
+        except ImportError:  # not on Windows
+            yield
+            return
+        self.checkpoints.mkdir(exist_ok=True)
+        with (self.checkpoints / ".lock").open("w") as file:
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise InputError(f"another process is at work on {self.path}; wait until it ends") from None
+            yield
 
     @property
     def finished(self) -> bool:

@@ -187,7 +187,7 @@ def assert_whole(folder: Path) -> None:
         elif path.suffix == ".jsonl":
             assert all(isinstance(json.loads(line), dict) for line in path.read_text().splitlines())
         else:
-            assert path.name in ("run.toml", "split.json")
+            assert path.name in ("run.toml", "split.json", ".lock")
 
 
 @pytest.mark.parametrize("every", [1, 100], ids=["in a checkpoint", "in a row"])

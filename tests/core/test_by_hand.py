@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
 import torch
 from torch import nn
 
@@ -15,6 +16,7 @@ from support import FixedData, FixedFederation, PlannedTask, Recording, memory_s
 from unskew.core.context import LocalSettings
 from unskew.core.net import Net
 from unskew.core.rounds import rounds
+from unskew.errors import InputError
 from unskew.methods.fedavg import FedAvg
 from unskew.methods.fedprox import FedProx
 from unskew.methods.scaffold import Scaffold
@@ -86,3 +88,27 @@ def test_a_client_with_nan_is_left_out_and_the_rest_renormalised():
 def test_only_nan_keeps_the_model_and_marks_the_run():
     (done,) = play(Scaffold(), [[0]], [client(float("nan"))])
     assert w(done) == 0.0 and done.record["diverged"]
+
+
+class Weighs(FedAvg):
+    name = "weighs"
+
+    def weight(self, c, params):
+        return float("inf") if c.client else 1.0
+
+
+def test_a_weight_that_is_no_number_leaves_the_client_out():
+    (done,) = play(Weighs(), [[0, 1]], [client(2.0), client(4.0)])
+    assert w(done) == 1.0 and done.record["excluded"] == [1]
+
+
+class Silent(FedAvg):
+    name = "silent"
+
+    def upload(self, c, params):
+        return {**super().upload(c, params), "extra": {"x": torch.ones(1)}}
+
+
+def test_a_group_that_nobody_reads_is_an_error():
+    with pytest.raises(InputError, match="no reducer"):
+        list(play(Silent(), [[0]], [client(2.0)]))

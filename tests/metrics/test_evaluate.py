@@ -6,6 +6,8 @@ import torch
 from unskew import engine, parts
 from unskew.config import from_table
 from unskew.core.store import StateStore
+from unskew.data.dataset import Dataset, Samples
+from unskew.errors import InputError
 from unskew.executors.serial import Serial
 from unskew.metrics import evaluate
 
@@ -68,3 +70,19 @@ def test_validation_chooses_the_round():
     rows = result.rounds[1:]
     chosen = max(rows, key=lambda row: row["validation"])
     assert result.summary["accuracy"]["best_on_validation"] == chosen["accuracy"]
+
+
+def test_clients_of_a_domain_are_tested_on_it_and_pooled_tests_need_a_holdout():
+    groups = torch.arange(40) % 2
+    x = torch.randint(0, 256, (40, 1, 8, 8), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    samples = Samples(x, torch.arange(40) // 2 % 3)
+    data = Dataset("two", samples, samples, tuple("abc"), (0.5,), (0.5,), None, groups, ("even", "odd"), groups)
+    run = from_table({"split": "domain"}).resolved(data)
+    federation = parts.make_task(run, data, parts.cut(run, data)).federation
+    for client in range(2):
+        assert set((federation.local_test_indices(client) % 2).tolist()) == {client}
+    with pytest.raises(InputError, match="holdout"):
+        from_table({"pool_test": True}).resolved(data)
+    pooled = {"pool_test": True, "rounds": 2, "clients": 4, "split": "iid", "evaluation": {"local_test": "holdout"}}
+    result = engine.run(from_table(pooled), dataset=data)
+    assert "accuracy" not in result.rounds[-1] and result.summary["accuracy_of"] != "global model"

@@ -96,6 +96,32 @@ def test_a_torn_last_line_is_cut_off(tmp_path, whole):
     assert_equal(path, whole)
 
 
+def test_lost_rows_are_played_again(tmp_path, whole, caplog):
+    path = interrupted(tmp_path / "run", 4)
+    lines = (path / "rounds.jsonl").read_text().splitlines(keepends=True)
+    (path / "rounds.jsonl").write_text("".join(lines[:4]) + lines[4][:-20])  # rounds 0 to 3, and a torn one
+    engine.resume(path)
+    assert_equal(path, whole)
+    path = interrupted(tmp_path / "other", 4)
+    lines = (path / "rounds.jsonl").read_text().splitlines(keepends=True)
+    (path / "rounds.jsonl").write_text("".join(lines[:2] + lines[3:]))
+    engine.resume(path)
+    assert "lacks round 2" in caplog.text
+    assert (path / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+
+
+def test_two_processes_cannot_work_on_one_run(tmp_path):
+    path = interrupted(tmp_path / "run", 2)
+    script = "import sys, time; from pathlib import Path; from unskew.results import RunFolder\n"
+    script += "with RunFolder(Path(sys.argv[1])).locked(): print('held', flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", script, str(path)], stdout=subprocess.PIPE) as other:
+        assert other.stdout.readline() == b"held\n"
+        with pytest.raises(InputError, match="another process is at work"):
+            engine.resume(path)
+        other.kill()
+    engine.resume(path)
+
+
 def test_killed_before_the_first_checkpoint_starts_over(tmp_path, whole):
     path = interrupted(tmp_path / "run", 2, execution={"checkpoint_every": 100})
     for file in (path / "checkpoint").glob("*"):
@@ -115,7 +141,7 @@ def test_only_two_checkpoints_and_their_states_are_kept(whole):
 
 def test_states_paged_to_disk_change_nothing(tmp_path, whole, monkeypatch):
     tiny = StateStore.__init__
-    monkeypatch.setattr(StateStore, "__init__", lambda self, folder, limit=0: tiny(self, folder, 1000))
+    monkeypatch.setattr(StateStore, "__init__", lambda self, folder, limit, keep_versions: tiny(self, folder, 1000))
     engine.run(from_table(TABLE), tmp_path / "run")
     assert_equal(tmp_path / "run", whole)
 
@@ -169,7 +195,7 @@ def test_kill_nine_at_random_moments(tmp_path, executor):
     path = tmp_path / "run"
     command = [sys.executable, "-m", "unskew"]
     flags = [
-        "--method", "scaffold", "--clients", "8", "--sample", "0.5", "--rounds", "400", "--split", "dirichlet:0.5",
+        "--method", "scaffold", "--clients", "8", "--sample", "0.5", "--rounds", "200", "--split", "dirichlet:0.5",
         "--model", "mlp", "--checkpoint-every", "7", "--executor", executor, "--quiet",
     ]  # fmt: skip
     begin = subprocess.Popen([*command, "run", *flags, "--out", str(path)])
@@ -177,7 +203,7 @@ def test_kill_nine_at_random_moments(tmp_path, executor):
     rng = random.Random(executor)
     process, done = begin, 0
     for _ in range(kills):
-        _wait_for_progress(path, process, done + rng.randint(1, 40))
+        _wait_for_progress(path, process, done + rng.randint(1, 25))
         time.sleep(rng.random() * 0.1)
         process.send_signal(signal.SIGKILL)
         process.wait()

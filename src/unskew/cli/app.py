@@ -87,9 +87,12 @@ def compare(
     config: Table,
     methods: Annotated[str, typer.Option(help='methods with their options: "fedavg,fedprox(mu=0.1),scaffold"')],
     seeds: Annotated[str, typer.Option(help="how many seeds (3 means 0, 1, 2), or a list such as 1024,2025")] = "3",
-    out: Annotated[Path, typer.Option(help="the comparison's folder; finished runs in it are not run again")] = Path(
-        "runs/compare"
-    ),
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="the comparison's folder, whose finished runs are not run again; default: runs/compare-<hash>"
+        ),
+    ] = None,
     metric: Annotated[Metric, typer.Option(help="which figure of the accuracy curve to compare")] = "last",
     form: Annotated[Format | None, typer.Option("--format", help="print the table in this form")] = None,
     data_dir: DataDir = None,

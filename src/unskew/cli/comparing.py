@@ -40,7 +40,7 @@ def run_comparison(
     config: Table,
     methods: str,
     seeds: str,
-    out: Path,
+    out: Path | None,
     metric: Metric,
     form: Format | None,
     data_dir: Path | None,
@@ -52,18 +52,23 @@ def run_comparison(
     if not wanted:
         raise InputError('--methods names no method; give some, such as "fedavg,fedprox(mu=0.1)"')
     numbers = read_seeds(seeds)
-    check_place(out)
+    if out is not None:
+        check_place(out)
     data = load(base.data, data_dir, DownloadProgress())
     prepared = parts.prepare_data(base, data_dir, data)
     if metric == "best_on_validation" and prepared.validation is None:
         raise InputError("--metric best_on_validation needs validation samples; add --validation 0.1 or so")
     base = base.resolved(prepared)
+    out = out or Path("runs") / f"compare-{base.hash}"
     with _Announcer(quiet) as announcer:
         cells = play(base, wanted, numbers, out, data_dir=data_dir, dataset=data, announce=announcer)
     reused = sum(cell.reused for cell in cells)
     if reused and not quiet:
         note(f"{reused} of {len(cells)} runs were finished already and were not run again")
     result = comparison_table(cells, title_of(base, len(numbers)), metric)
+    earlier = out / "table.json"
+    if not quiet and earlier.exists() and earlier.read_text(encoding="utf-8") != render(result, "json"):
+        note(f"the earlier table and pictures in {out} are made anew; all its runs are kept")
     for kind, suffix in SUFFIX.items():
         wire.write_atomic(out / f"table.{suffix}", render(result, kind).encode(), sync=False)
     draw(base, cells, numbers[0], data, data_dir, out)
@@ -137,10 +142,17 @@ def read_seeds(text: str) -> list[int]:
 
 def title_of(run: Run, seeds: int) -> str:
     """What was compared, in a line."""
+    assert run.clients is not None
+    cohort = parts.cohort_size(run, run.clients)
+    each = "all" if cohort == run.clients else f"{cohort} of"
     return (
-        f"{run.data}, {run.split}, {run.clients} clients, {run.sample:g} sampled, {run.rounds} rounds, "
-        f"{run.model}, {seeds} seed{'s' if seeds > 1 else ''}"
+        f"{run.data}, {run.split}, {each} {run.clients} clients a round, {_number(run.rounds, 'round')}, "
+        f"{run.model}, {_number(seeds, 'seed')}"
     )
+
+
+def _number(count: int, thing: str) -> str:
+    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
 
 
 def draw(run: Run, cells: Sequence[Played], seed: int, data: Dataset, data_dir: Path | None, out: Path) -> None:
@@ -155,7 +167,8 @@ def draw(run: Run, cells: Sequence[Played], seed: int, data: Dataset, data_dir: 
     partition = parts.cut(first, data)
     if len(partition) <= MATRIX_CLIENTS:
         counts = label_counts(partition, data.train.y.numpy(), data.num_classes)
-        plot_split(counts, data.classes, out / "split.png", f"{run.data}, {run.split}, seed {seed}")
+        names = data.group_names if len(data.group_names) == len(partition) else ()
+        plot_split(counts, data.classes, out / "split.png", f"{run.data}, {run.split}, seed {seed}", names)
 
 
 def _accuracy(row: Row) -> float | None:
@@ -172,4 +185,3 @@ def show(result: Compared) -> None:
     console.print(shown)
     for line in result.notes:
         console.print(line, style="dim", soft_wrap=True)
-    console.print("bold: best; underlined: second best", style="dim")

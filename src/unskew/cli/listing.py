@@ -90,7 +90,7 @@ def show_data(name: str | None, data_dir: Path | None, as_json: bool) -> None:
                 "classes": source.about.classes or "",
                 "summary": source.summary,
             }
-            for key, source in ((key, sources.get(key)) for key in sources)
+            for key, source in ((key, sources.get(key)) for key in sources if key != "given")
         ]
         _show_rows(
             rows, as_json, "explain one: unskew data NAME; your own: npz:PATH, folder:PATH, python:file.py:function"
@@ -105,7 +105,8 @@ def show_data(name: str | None, data_dir: Path | None, as_json: bool) -> None:
             else "embedded or your own"
         )
     except InputError as error:
-        found = f"not on this machine: {error}"
+        fetched = all(needed.url for needed in source.files)
+        found = "not on this machine; the first run downloads it" if fetched else f"not on this machine: {error}"
     extra = {**dataclasses.asdict(source.about), "files": files, "found": found}
     _show_component(sources, name, as_json, extra)
 
@@ -123,6 +124,7 @@ def show_models(name: str | None, shape: str, classes: int, as_json: bool) -> No
     rows = [
         {"name": key, **_counts(key, sizes, classes), "summary": architectures.get(key).summary}
         for key in architectures
+        if key != "given"
     ]
     _show_rows(rows, as_json, f"counts for inputs {sizes} and {classes} classes; others: --shape 1,28,28 --classes 9")
 

@@ -11,7 +11,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from unskew.results import Row
 
-errors = Console(stderr=True, soft_wrap=True, highlight=False, markup=False, emoji=False)
+
+class Lines(Console):
+    """A console whose reader may leave: the work goes on."""
+
+    def on_broken_pipe(self) -> None:
+        """Nobody reads any more; rich would end the program."""
+
+
+errors = Lines(stderr=True, soft_wrap=True, highlight=False, markup=False, emoji=False)
 """Text stays as it is: [brackets] and :colons: are parts of methods and paths, not styles and emoji."""
 
 
@@ -21,7 +29,8 @@ class RoundProgress:
     def __init__(self, title: str, rounds: int, quiet: bool = False) -> None:
         self.title, self.rounds, self.quiet = title, rounds, quiet
         self._bar: Progress | None = None
-        self._began, self._first, self._said, self._accuracy = time.monotonic(), 0, 0.0, "…"
+        self._first: int | None = None
+        self._began, self._said, self._accuracy = time.monotonic(), 0.0, "…"
 
     def __enter__(self) -> RoundProgress:
         if not self.quiet and errors.is_terminal:
@@ -42,15 +51,15 @@ class RoundProgress:
     def __call__(self, row: Row) -> None:
         """Takes note of a finished round."""
         number = row["round"]
-        if number == 0 or self._first == 0:
-            self._first, self._began = max(number, 1), time.monotonic()
+        if self._first is None:
+            self._first, self._began = number, time.monotonic()
         if "accuracy" in row:
             self._accuracy = f"{100 * row['accuracy']:.2f} %"
         elif row.get("personal", {}).get("pooled") is not None:
             self._accuracy = f"{100 * row['personal']['pooled']:.2f} %"
         passed = max(time.monotonic() - self._began, 1e-9)
-        rate = (number - self._first + 1) / passed if number else 0.0
-        figures = f"accuracy {self._accuracy}" + (f" · {rate:.1f} rounds/s" if number else "")
+        rate = (number - self._first) / passed
+        figures = f"accuracy {self._accuracy}" + (f" · {rate:.1f} rounds/s" if rate else "")
         if self._bar:
             self._bar.update(self._task, completed=number, figures=figures)
         elif not self.quiet and (number == self.rounds or time.monotonic() - self._said >= 1):

@@ -41,9 +41,11 @@ def save(folder: Path, run_hash: str, round_: int, server: Groups, store: StateS
     store.prune(kept)
 
 
-def load_newest(folder: Path, run_hash: str) -> Checkpoint | None:
-    """The newest checkpoint that is whole; a damaged one is named and passed over. None if there never was one."""
-    candidates = _newest_first(folder)
+def load_newest(folder: Path, run_hash: str, at_most: int) -> Checkpoint | None:
+    """The newest whole checkpoint up to a round; a damaged one is named and passed over. None if there is none."""
+    candidates = [
+        path for path in _newest_first(folder) if int(path.name.split(".")[0].removeprefix("round-")) <= at_most
+    ]
     problems: list[InputError] = []
     for path in candidates:
         try:

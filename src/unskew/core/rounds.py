@@ -46,7 +46,11 @@ def rounds(task: Task, executor: Executor, store: StateStore, server: Groups, fi
             server = method.update(exchange.seeded("update"), server, merged)
         whole = time.perf_counter() - began
         record = exchange.record() | {"lr": s.settings.lr}
-        record["seconds"] = {"local": waited - exchange.merging, "aggregate": whole - waited + exchange.merging}
+        record["seconds"] = {
+            "clients": sum(row.get("seconds", 0.0) for row in exchange.rows),
+            "local": waited - exchange.merging,
+            "aggregate": whole - waited + exchange.merging,
+        }
         yield Round(number, server, record, [*exchange.rows, *exchange.dropped_rows()])
 
 

@@ -52,8 +52,13 @@ class Federation:
         """Where a client's test samples lie: in the test set, or (`holdout`) among the training samples."""
         if self.local_tests == "holdout":
             return self._holdout(client)[1]
-        counts = np.bincount(self.dataset.train.y.numpy()[self.partition[client]], minlength=self.dataset.num_classes)
-        return local_tests.proportional(self.dataset.test.y.numpy(), counts, self.seed, client, self.test_limit)
+        labels, own = self.dataset.test.y.numpy(), self.partition[client]
+        counts = np.bincount(self.dataset.train.y.numpy()[own], minlength=self.dataset.num_classes)
+        eligible = np.arange(len(labels))
+        if self.dataset.groups is not None and self.dataset.test_groups is not None:
+            # a client of one domain is tested on that domain
+            eligible = np.flatnonzero(np.isin(self.dataset.test_groups, self.dataset.groups[torch.tensor(own)]))
+        return eligible[local_tests.proportional(labels[eligible], counts, self.seed, client, self.test_limit)]
 
     def common(self, kind: str, start: int, stop: int) -> LocalData:
         """A part of the test set that all clients share, or of the validation set (kind `validate`)."""

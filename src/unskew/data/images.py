@@ -50,10 +50,18 @@ def _decode(origin: Path, tags: Tags, size: int, grey: bool) -> Arrays:
     return {"x": x[order], "tags": numbers[order]}
 
 
+def _eight_bit(image: Image.Image) -> Image.Image:
+    """The image with 8 bits a channel: Pillow would clip 16-bit greys to white instead of scaling them."""
+    if image.mode.startswith("I"):
+        values = np.asarray(image).astype(np.float64)
+        return Image.fromarray(np.clip(np.round(values / 257), 0, 255).astype(np.uint8))
+    return image
+
+
 def _pixels(content: bytes, where: str, size: int, grey: bool) -> bytes:
     try:
         with Image.open(io.BytesIO(content)) as image:
-            shown = image.convert("L" if grey else "RGB")
+            shown = _eight_bit(image).convert("L" if grey else "RGB")
     except (OSError, SyntaxError, ValueError, EOFError, zlib.error, Image.DecompressionBombError) as error:
         why = "of no known format" if isinstance(error, UnidentifiedImageError) else one_line(error)[:80]
         raise InputError(f"{where}: expected an image, got a damaged file ({why}); replace or remove it") from None

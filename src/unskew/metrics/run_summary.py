@@ -28,7 +28,7 @@ def summarise(config: Run, task: Task, rows: list[Row]) -> Row:
     }
     if tested and "validation" in tested[0]:
         accuracy["best_on_validation"] = summaries.at_best_validation(curve, [row["validation"] for row in tested])
-    kinds = ("local", "aggregate", "evaluate")
+    kinds = ("clients", "local", "aggregate", "evaluate")
     return {
         "run": config.hash,
         "method": str(config.method),
@@ -37,6 +37,8 @@ def summarise(config: Run, task: Task, rows: list[Row]) -> Row:
         "split": str(config.split),
         "split_hash": task.federation.partition.hash,
         "seed": config.seed,
+        "train_samples": len(task.federation.dataset.train),
+        "test_samples": len(task.federation.dataset.test),
         "clients": task.num_clients,
         "rounds": len(played),
         "accuracy_of": "global model" if tested else "clients' own models, pooled",

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 # Okabe and Ito's colours, told apart by colour-blind readers too; line styles repeat the distinction
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -37,5 +38,7 @@ def plot_curves(curves: Mapping[str, Sequence[Curve]], path: Path, title: str) -
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     axes.margins(x=0.01)
-    axes.legend(frameon=False, fontsize=9, title="mean of the last round in brackets", title_fontsize=8)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    title = "in brackets: the last round; band: ± 1 standard deviation over seeds"
+    axes.legend(frameon=False, fontsize=9, title=title, title_fontsize=8)
     figure.savefig(path)

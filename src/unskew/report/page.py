@@ -30,7 +30,7 @@ def write_page(table: Table, pictures: Sequence[tuple[str, Path]], run_file: str
         + "</tr>"
         for name, cells in table.rows
     )
-    notes = "".join(f"<li>{escape(note)}</li>" for note in (*table.notes, "bold: best; underlined: second best"))
+    notes = "".join(f"<li>{escape(note)}</li>" for note in table.notes)
     figures = "".join(
         f'<h2>{escape(caption)}</h2><img alt="{escape(caption)}" src="data:image/png;base64,{_base64(picture)}">'
         for caption, picture in pictures

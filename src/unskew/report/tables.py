@@ -22,7 +22,8 @@ class Cell:
 
     values: tuple[float, ...]
     mark: Mark = ""
-    decimals: int = 2
+    exact: bool = False
+    """The same under every seed by its nature: shown without a deviation."""
 
     @property
     def text(self) -> str:
@@ -30,7 +31,7 @@ class Cell:
         if not self.values:
             return "–"
         mean, std = mean_and_std(self.values)
-        return f"{mean:.{self.decimals}f}" + ("" if math.isnan(std) else f" ± {std:.{self.decimals}f}")
+        return f"{mean:.2f}" + ("" if math.isnan(std) or (self.exact and std < 0.005) else f" ± {std:.2f}")
 
 
 @dataclass(frozen=True)
