@@ -10,11 +10,13 @@ from types import SimpleNamespace
 import torch
 from torch import nn
 
+from unskew import parts
 from unskew.core.context import LocalSettings
 from unskew.core.net import Net
 from unskew.core.store import StateStore
 from unskew.core.task import Task
-from unskew.data.local import Batch, LocalData
+from unskew.data.local import Batch, LocalData, Pipeline
+from unskew.data.transforms import transforms
 from unskew.executors.serial import Serial
 from unskew.models.base import Model
 
@@ -61,8 +63,8 @@ class FixedData(LocalData):
     def __init__(self, batches, num_classes, size=None):
         self.given = [(torch.tensor(b["x"], dtype=torch.float64), torch.tensor(b["y"])) for b in batches]
         self.size = size if size is not None else sum(len(y) for _, y in self.given)
-        self.num_classes = num_classes
-        self.samples = SimpleNamespace(y=torch.cat([y for _, y in self.given]))
+        self.pipeline = Pipeline(num_classes, (), (), transforms.build("none"))
+        self.y = torch.cat([y for _, y in self.given])
 
     def __len__(self):
         return self.size
@@ -83,6 +85,9 @@ class FixedFederation:
 
     def train(self, client):
         return self.clients[client]
+
+    def size(self, client):
+        return len(self.clients[client])
 
 
 @dataclass(frozen=True)
@@ -130,3 +135,25 @@ class Recording(Serial):
 
 def memory_store(tmp_path):
     return StateStore(tmp_path / "states")
+
+
+STACKED_TOLERANCE = 1e-3
+"""`stacked` against `serial`: the distance of their models as a share of the distance moved from the initial model.
+
+Typical is 1e-6. Rounding can flip a max-pool's choice or a ReLU's side, whose gradients jump; hence the wide margin.
+"""
+
+
+def gap(result, reference, start):
+    """How far two runs' models lie apart, as a share of how far the reference moved."""
+
+    def flat(model):
+        return torch.cat([model[name].double().flatten() for name in start])
+
+    moved = (flat(reference.server["model"]) - flat(start)).norm()
+    return float((flat(result.server["model"]) - flat(reference.server["model"])).norm() / moved)
+
+
+def initial_model(run, dataset=None):
+    data = parts.prepare_data(run, None, dataset)
+    return parts.make_task(run, data, parts.cut(run, data)).initial["model"]

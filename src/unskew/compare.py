@@ -13,7 +13,7 @@ from unskew.core.method import Method
 from unskew.core.registry import construct
 from unskew.data import load
 from unskew.data.dataset import Dataset
-from unskew.data.partition import Partition
+from unskew.data.lazy import load_partition
 from unskew.errors import InputError
 from unskew.report.tables import Cell, Mark, Table, marked
 from unskew.results import Row, RunFolder
@@ -67,7 +67,8 @@ def compare(
 def _cell(run: Run, path: Path, data_dir: Path | None, data: Dataset, watch: engine.Watch | None) -> Played:
     folder = RunFolder(path)
     reused = folder.finished
-    if reused and not Partition.load(folder.split).fits(parts.prepare_data(run, data_dir, data)):
+    prepared = parts.prepare_data(run, data_dir, data)
+    if reused and not load_partition(folder.split, prepared).fits(prepared):
         raise InputError(f"{path} was run on other data than '{run.data}' gives now; choose another --out")
     if not reused:
         if (path / "run.toml").exists():

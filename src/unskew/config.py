@@ -18,6 +18,7 @@ from typing_extensions import dataclass_transform
 import unskew.methods
 import unskew.terms  # noqa: F401 - registers the terms
 from unskew.core.context import BufferPolicy, LocalSettings
+from unskew.core.device import Device, Precision
 from unskew.core.method import Method, methods
 from unskew.core.registry import (
     Component,
@@ -103,12 +104,26 @@ class Evaluation(Component):
 
 @section
 class Execution(Component):
-    """How the work is done; but for `threads`, nothing here changes a bit of the result."""
+    """How the work is done. `serial` and `pool` give the same bits; the rest changes rounding at most."""
 
-    executor: Literal["serial", "pool"] = param(default="serial", doc="who does the clients' work")
+    executor: Literal["serial", "pool", "stacked", "auto"] = param(
+        default="serial", doc="who does the clients' work; auto: what a quick trial finds fastest"
+    )
     workers: int = param(default=0, ge=0, doc="processes of the pool; 0: one per core")
+    retries: int = param(default=0, ge=0, doc="how often a job whose worker died is given to a new one")
+    chunk: int = param(default=0, ge=0, doc="clients that `stacked` runs at once; 0: as many as fit the free memory")
+    compile: bool = param(default=False, doc="`stacked` compiles the local step (torch.compile's backend)")
+    memory_format: Literal["auto", "contiguous", "channels_last"] = param(
+        default="auto", doc="how images and convolutions lie in memory; auto: what a quick trial finds faster"
+    )
+    device: str = param(default="cpu", doc="where clients work: cpu, cuda, cuda:1, or auto: a GPU if there is one")
+    precision: Precision = param(
+        default="float32", doc="of products: float32, tf32 (GPUs that have it), or bfloat16 (autocast)"
+    )
     threads: int = param(default=1, ge=1, doc="threads of each process; the same number gives the same bits")
-    checkpoint_every: int = param(default=10, ge=1, doc="rounds between checkpoints")
+    checkpoint_every: int = param(
+        default=0, ge=0, doc="rounds between checkpoints; 0: 10, and at least 5 seconds (a slow disk must not rule)"
+    )
     state_memory: int = param(default=256, ge=1, doc="MiB of client state kept in memory; the rest is paged to disk")
 
 
@@ -140,7 +155,8 @@ class Run(Component):
         """Names the run: equal for runs that must give equal results."""
         table = to_table(self)
         del table["plugins"]  # where the code lies is not what it does
-        table["execution"] = {"threads": self.execution.threads}  # sums round differently with another number
+        # sums round differently with another number of threads, and bfloat16 is another computation
+        table["execution"] = {"threads": self.execution.threads, "precision": self.execution.precision}
         return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:12]
 
     def resolved(self, data: Dataset) -> Run:
@@ -158,6 +174,18 @@ class Run(Component):
             raise InputError(
                 f"executor 'pool' runs one thread in each worker, got execution.threads = {self.execution.threads}; "
                 "set it to 1 and take more workers, or use executor 'serial'"
+            )
+        device = Device.named(self.execution.device)
+        if self.execution.executor == "pool" and not device.is_cpu:
+            raise InputError("executor 'pool' works on the CPU; on a GPU use stacked or serial (--executor stacked)")
+        if self.execution.compile and self.execution.executor != "stacked":
+            raise InputError(
+                f"execution.compile compiles the steps of executor 'stacked', got '{self.execution.executor}'; "
+                "add --executor stacked"
+            )
+        if self.execution.executor == "stacked" and self.execution.memory_format == "channels_last":
+            raise InputError(
+                "executor 'stacked' keeps images contiguous; leave execution.memory_format (--memory-format) at auto"
             )
         clients = self.clients or self.split.fixed_clients(data) or 20
         return dataclasses.replace(self, clients=clients, model=self.model or default_model(data.shape))
@@ -288,6 +316,8 @@ FLAGS = {
     "augment": "augment", "buffers": "local.buffers", "dropout": "dropout", "seed": "seed", "split_seed": "split_seed",
     "eval_every": "evaluation.every", "clients_every": "evaluation.clients_every",
     "local_test": "evaluation.local_test", "validation": "evaluation.validation", "executor": "execution.executor",
-    "workers": "execution.workers", "checkpoint_every": "execution.checkpoint_every",
+    "workers": "execution.workers", "retries": "execution.retries", "checkpoint_every": "execution.checkpoint_every",
+    "chunk": "execution.chunk", "compile": "execution.compile", "memory_format": "execution.memory_format",
+    "device": "execution.device", "precision": "execution.precision",
 }  # fmt: skip
 """The short names of options, on the command line and in Python; every other one is set by its path."""

@@ -13,9 +13,11 @@ from pathlib import Path
 
 import torch
 
+from unskew.calibration import settled
 from unskew.config import Execution, Run
 from unskew.core import checkpoint, seeds, wire
 from unskew.core.jobs import Executor
+from unskew.core.profile import Profile
 from unskew.core.registry import construct
 from unskew.core.rounds import Round, rounds
 from unskew.core.store import StateStore
@@ -23,7 +25,7 @@ from unskew.core.task import Task
 from unskew.core.tree import Groups
 from unskew.data.dataset import Dataset
 from unskew.data.download import Progress
-from unskew.data.partition import Partition
+from unskew.data.lazy import load_partition
 from unskew.errors import ClientError, InputError
 from unskew.metrics.evaluate import evaluate_clients, figures_of, score_global
 from unskew.metrics.run_summary import summarise
@@ -74,16 +76,23 @@ def run(
     dataset: Dataset | None = None,
     watch: Watch | None = None,
     download: Progress | None = None,
+    profile: Profile | None = None,
 ) -> Result:
-    """Plays a run from its start; with `out` it leaves a run folder that can be resumed."""
+    """Plays a run from its start; with `out` it leaves a run folder that can be resumed.
+
+    `profile` is told where the seconds of the rounds go.
+    """
+    if out is not None:
+        RunFolder(Path(out)).check_free()  # before anything takes time
     data = prepare_data(config, data_dir, dataset, download)
     config = config.resolved(data)
     partition = cut(config, data)
     task = make_task(config, data, partition)
+    config = settled(config, task)
     folder = RunFolder.create(Path(out), config) if out is not None else None
     if folder is not None:
         partition.save(folder.split)
-    return _Play(config, task, folder, watch).play()
+    return _Play(config, replace(task, profile=profile), folder, watch).play()
 
 
 def resume(
@@ -103,7 +112,7 @@ def resume(
         config = replace(config, execution=construct(Execution, {**vars(config.execution), "executor": executor}))
     data = prepare_data(config, data_dir, dataset, None)
     if folder.split.exists():
-        partition = Partition.load(folder.split)
+        partition = load_partition(folder.split, data)
         if not partition.fits(data):
             raise InputError(
                 f"{folder.split} was made for other data than '{config.data}' gives now; restore the data files"
@@ -112,7 +121,8 @@ def resume(
         partition = cut(config, data)
         partition.save(folder.split)
     folder.mend()
-    return _Play(config, make_task(config, data, partition), folder, watch).play()
+    task = make_task(config, data, partition)
+    return _Play(settled(config, task), task, folder, watch).play()
 
 
 @contextmanager
@@ -133,21 +143,26 @@ class _Play:
     def __init__(self, config: Run, task: Task, folder: RunFolder | None, watch: Watch | None) -> None:
         self.config, self.task, self.folder, self.watch = config, task, folder, watch
         self._scratch = None if folder else tempfile.TemporaryDirectory(prefix="unskew-")
-        states = folder.checkpoints if folder else Path(self._scratch.name)  # type: ignore[union-attr]
-        self.store = StateStore(states, config.execution.state_memory << 20, keep_versions=folder is not None)
+        above = folder.checkpoints if folder else Path(self._scratch.name)  # type: ignore[union-attr]
+        memory = config.execution.state_memory << 20
+        self.store = StateStore(above / checkpoint.STATES, memory, keep_versions=folder is not None)
         self.known: dict[int, Row] = folder.rounds() if folder else {}
-        self.known_clients = {_key(row): row for row in folder.client_rows()} if folder else {}
+        self.known_clients: dict[tuple[int, int, bool], Row] = {}
         self.rows: dict[int, Row] = {}
-        self.saved = 0
+        self.saved, self.saved_at = 0, time.monotonic()
 
     def play(self) -> Result:
-        with self.folder.locked() if self.folder else nullcontext(), _steady(self.config.execution.threads):
+        lock = self.folder.locked() if self.folder else nullcontext()
+        with lock, _steady(self.config.execution.threads), self.task.device.tf32_set():
             executor = make_executor(self.config, self.task)
             try:
-                server = self._play(executor)
-                return self._finish(server)
+                with self.task.part("rest"):
+                    server = self._play(executor)
+                    return self._finish(server)
             finally:
                 executor.close()
+                if self.folder:
+                    self.folder.close()
                 if self._scratch:
                     self._scratch.cleanup()
 
@@ -158,7 +173,7 @@ class _Play:
         try:
             for current in rounds(self.task, executor, self.store, server, done + 1, last):
                 self._record(current, executor)
-                if current.number % self.config.execution.checkpoint_every == 0 or current.number == last:
+                if current.number == last or self._due(current.number):
                     self._save(current)
         except (KeyboardInterrupt, InputError, ClientError):
             # the finished rounds are worth keeping, unless clients already remember a round that is only half played
@@ -169,6 +184,10 @@ class _Play:
 
     def _begin(self, executor: Executor) -> tuple[Groups, int]:
         found = self._checkpoint()
+        if self.folder:  # rows of the rounds that may be played again, not of all
+            after = found.round if found else -1
+            rows = (row for row in self.folder.client_rows() if row["round"] > after)
+            self.known_clients = {_key(row): row for row in rows}
         if found is not None:
             self.store.restore(found.states)
             self.rows = {number: row for number, row in self.known.items() if number <= found.round}
@@ -191,7 +210,8 @@ class _Play:
     def _record(self, done: Round, executor: Executor) -> None:
         row = done.record
         began = time.perf_counter()
-        figures, client_rows = self._evaluate(done, executor)
+        with self.task.part("evaluation"):
+            figures, client_rows = self._evaluate(done, executor)
         row |= figures
         row.setdefault("seconds", {})["evaluate"] = time.perf_counter() - began
         self._warn(row)
@@ -233,7 +253,15 @@ class _Play:
             figures["personal"], client_rows = evaluate_clients(*arguments)
         return figures, client_rows
 
+    def _due(self, number: int) -> bool:
+        """Whether it is time for a checkpoint."""
+        every = self.config.execution.checkpoint_every
+        if every:
+            return number % every == 0
+        return number % 10 == 0 and time.monotonic() - self.saved_at >= 5
+
     def _save(self, current: Round) -> None:
+        self.saved_at = time.monotonic()
         if not self.folder:
             return
         try:

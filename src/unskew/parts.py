@@ -8,6 +8,7 @@ from pathlib import Path
 
 from unskew.config import Run
 from unskew.core import seeds
+from unskew.core.device import Device
 from unskew.core.jobs import Executor
 from unskew.core.net import Net
 from unskew.core.task import Task
@@ -15,9 +16,10 @@ from unskew.data import load
 from unskew.data.dataset import Dataset
 from unskew.data.download import Progress
 from unskew.data.federation import Federation, merged, with_validation
-from unskew.data.partition import Partition
+from unskew.data.holdings import Holdings
 from unskew.executors.pool import Pool
 from unskew.executors.serial import Serial
+from unskew.executors.stacked import Stacked
 from unskew.models import Model
 
 
@@ -35,23 +37,29 @@ def split_seed(config: Run) -> int:
     return config.split_seed if config.split_seed is not None else seeds.number(config.seed, "split") % 2**32
 
 
-def cut(config: Run, data: Dataset) -> Partition:
+def cut(config: Run, data: Dataset) -> Holdings:
     """The run's partition."""
     clients = config.resolved(data).clients
     assert clients is not None
     return config.split.cut(data, clients, split_seed(config))
 
 
-def make_task(config: Run, data: Dataset, partition: Partition) -> Task:
+def make_task(config: Run, data: Dataset, partition: Holdings) -> Task:
     """Everything about the run that stays the same from round to round."""
     build = model_builder(config, data)
-    net = Net(build())
-    params, buffers = net.trees()
+    device = Device.named(config.execution.device, config.execution.precision)
+    net = Net(build().to(device.kind), config.execution.memory_format == "channels_last")
+    params, buffers = (device.back({"all": tree})["all"] for tree in net.trees())
     method, evaluation = config.method, config.evaluation
     return Task(
         method=method,
         federation=Federation(
-            data, partition, config.augment, evaluation.local_test, evaluation.holdout, seed=split_seed(config)
+            data.to(device.kind),
+            partition,
+            config.augment,
+            evaluation.local_test,
+            evaluation.holdout,
+            seed=split_seed(config),
         ),
         net=net,
         initial={"model": params, "buffers": buffers},
@@ -62,6 +70,7 @@ def make_task(config: Run, data: Dataset, partition: Partition) -> Task:
         cohort_size=cohort_size(config, len(partition)),
         dropout=config.dropout,
         eval_batch=evaluation.batch,
+        device=device,
     )
 
 
@@ -86,5 +95,14 @@ def model_builder(config: Run, data: Dataset) -> Callable[[], Model]:
 def make_executor(config: Run, task: Task) -> Executor:
     """Who does the clients' work."""
     if config.execution.executor == "pool":
-        return Pool(task, min(config.execution.workers or os.cpu_count() or 1, task.cohort_size))
+        return Pool(task, _workers(config, task), config.execution.retries)
+    if config.execution.executor == "stacked":
+        return Stacked(task, config.execution.chunk, config.execution.compile)
     return Serial(task)
+
+
+def _workers(config: Run, task: Task) -> int:
+    """As many as asked for, else one per core this process may use; not more than ever have work at once."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    parts = -(-len(task.federation.dataset.test) // task.eval_batch)
+    return min(config.execution.workers or cores, max(task.cohort_size, parts))

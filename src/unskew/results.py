@@ -33,7 +33,10 @@ SUMMARY = {"method", "data", "rounds", "accuracy", "personal", "loss", "bytes_up
 
 def to_json(value: Any, indent: int | None = None) -> str:
     """JSON that every reader takes: NaN and infinities, which it has no word for, become null."""
-    return json.dumps(_finite(value), indent=indent, allow_nan=False)
+    try:
+        return json.dumps(value, indent=indent, allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(value), indent=indent, allow_nan=False)
 
 
 def _finite(value: Any) -> Any:
@@ -51,20 +54,30 @@ class RunFolder:
         self.path = path
         self.checkpoints = path / "checkpoint"
         self.split = path / "split.json"
+        self._open: dict[str, int] = {}
 
     @classmethod
     def create(cls, path: Path, run: Run) -> RunFolder:
         """A new folder that holds the resolved run; a folder with anything in it is refused."""
         folder = cls(path)
+        folder.check_free()
         try:
-            if path.exists() and (not path.is_dir() or any(path.iterdir())):
-                raise InputError(f"{path} is there already and {folder._what_it_holds()}; nothing was changed")
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             reason = error.strerror or error
             raise InputError(f"cannot create the run folder {path}: {reason}; choose another --out") from None
         folder._write("run.toml", run.to_toml().encode())
         return folder
+
+    def check_free(self) -> None:
+        """Refuses a folder with anything in it."""
+        try:
+            taken = self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir()))
+        except OSError as error:
+            reason = error.strerror or error
+            raise InputError(f"cannot use the run folder {self.path}: {reason}; choose another --out") from None
+        if taken:
+            raise InputError(f"{self.path} is there already and {self._what_it_holds()}; nothing was changed")
 
     def _what_it_holds(self) -> str:
         if not self.path.is_dir():
@@ -107,9 +120,9 @@ class RunFolder:
         """The row of each round; the last one written counts."""
         return {row["round"]: row for row in self._rows("rounds.jsonl", "round")}
 
-    def client_rows(self) -> list[Row]:
-        """All rows about clients."""
-        return list(self._rows("clients.jsonl", "round", "client"))
+    def client_rows(self) -> Iterator[Row]:
+        """All rows about clients, one at a time: there may be millions."""
+        return self._rows("clients.jsonl", "round", "client")
 
     def summary(self) -> Row:
         """The figures of a finished run."""
@@ -130,21 +143,34 @@ class RunFolder:
         """Adds rows to a .jsonl file: all of them or, where the disk is full, none."""
         if not rows:
             return
-        path = self.path / name
-        before = path.stat().st_size if path.exists() else 0
+        text = "".join(to_json(row) + "\n" for row in rows).encode()
         try:
-            with path.open("a", encoding="utf-8") as file:
-                file.write("".join(to_json(row) + "\n" for row in rows))
+            if name not in self._open:  # held open: a tiny round takes less time than opening two files
+                self._open[name] = os.open(self.path / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+            file = self._open[name]
+            before = os.fstat(file).st_size
+        except OSError as error:
+            raise self._cannot_write(name, error) from None
+        try:
+            written = os.write(file, text)
+            while written < len(text):
+                written += os.write(file, text[written:])
         except OSError as error:
             with contextlib.suppress(OSError):
-                os.truncate(path, before)
+                os.ftruncate(file, before)
             raise self._cannot_write(name, error) from None
+
+    def close(self) -> None:
+        """Closes the files of rows."""
+        for file in self._open.values():
+            os.close(file)
+        self._open.clear()
 
     def mend(self) -> None:
         """Cuts off a last line that a crash left unfinished: it is not a row yet."""
         for name in ("rounds.jsonl", "clients.jsonl"):
             path = self.path / name
-            if path.exists() and path.stat().st_size and not path.read_bytes().endswith(b"\n"):
+            if path.exists() and path.stat().st_size and _last_byte(path) != b"\n":
                 whole = path.read_bytes().rfind(b"\n") + 1
                 os.truncate(path, whole)
 
@@ -167,17 +193,18 @@ class RunFolder:
         path = self.path / name
         if not path.exists():
             return
-        for number, line in enumerate(path.read_bytes().splitlines(), 1):
-            try:
-                row = json.loads(line)
-            except ValueError:
-                row = None
-            if not isinstance(row, dict) or not all(isinstance(row.get(key), int) for key in keys):
-                raise InputError(
-                    f"{path} is damaged at line {number}: expected a JSON object with {' and '.join(keys)}; "
-                    "remove that line, or start the run anew in another folder"
-                )
-            yield row
+        with path.open("rb") as lines:
+            for number, line in enumerate(lines, 1):
+                try:
+                    row = json.loads(line)
+                except ValueError:
+                    row = None
+                if not isinstance(row, dict) or not all(isinstance(row.get(key), int) for key in keys):
+                    raise InputError(
+                        f"{path} is damaged at line {number}: expected a JSON object with {' and '.join(keys)}; "
+                        "remove that line, or start the run anew in another folder"
+                    )
+                yield row
 
     def _write(self, name: str, data: bytes) -> None:
         try:
@@ -188,3 +215,9 @@ class RunFolder:
     def _cannot_write(self, name: str, error: OSError) -> InputError:
         reason = error.strerror or str(error)
         return InputError(f"cannot write {self.path / name}: {reason}; what was written before is whole")
+
+
+def _last_byte(path: Path) -> bytes:
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read()

@@ -18,7 +18,10 @@ REFUSED = {
     "unknown model": ("run --model resnet", "unknown model 'resnet'; did you mean resnet50 or resnet18"),
     "unknown split": ("run --split dirichle:0.1", "did you mean dirichlet"),
     "unknown augmentation": ("run --augment nosuch", "unknown augmentation 'nosuch'"),
-    "unknown executor": ("run --executor gpu", "execution.executor (--executor): input should be 'serial' or 'pool'"),
+    "unknown executor": (
+        "run --executor gpu",
+        "execution.executor (--executor): input should be 'serial', 'pool', 'stacked' or 'auto'",
+    ),
     "unknown local test": ("run --local-test nosuch", "(--local-test): input should be 'none', 'proportional' or"),
     "negative rounds": ("run --rounds -1", "run.rounds (--rounds): input should be greater than or equal to 1, got -1"),
     "zero rounds": ("run --rounds 0", "greater than or equal to 1, got 0"),

@@ -14,6 +14,8 @@ from PIL import Image
 from cli.calling import Call, contents, write_arrays, write_images
 from unskew.cli.progress import RoundProgress
 from unskew.config import from_table, read_file
+from unskew.core.profile import PARTS
+from unskew.data.splits import splits
 
 QUICK = "--model mlp --split iid --clients 4 --rounds 2 --quiet"
 
@@ -250,6 +252,37 @@ def test_split_saves_exports_draws_and_is_used_again(call: Call, tmp_path: Path)
     assert (found["clients"], found["split_hash"]) == (5, again["hash"])
 
 
+def test_split_of_a_million_clients(call: Call, tmp_path: Path):
+    line = "split --split 'virtual(samples=4, alpha=0.1)' --clients 1000000 --out p.json --picture p.png"
+    said = call(line)
+    assert said.code == 0 and "1000000 clients, 4000000 samples" in said.out
+    assert "figures over 1000 clients, a fixed random choice" in said.out and "may belong to several" in said.out
+    found = one_object(call(f"{line} --json").out)
+    assert (found["clients"], found["described"], found["sizes"]["max"]) == (1_000_000, 1000, 4)
+    assert "counts" not in found and (tmp_path / "p.json").stat().st_size < 300
+    with Image.open(tmp_path / "p.png") as image:
+        assert image.format == "PNG"
+    refused = call("split --split virtual --clients 1000000 --csv p.csv")
+    assert refused.code == 2 and "a CSV lists up to" in refused.err and not (tmp_path / "p.csv").exists()
+    said = call("run --split file:p.json --sample 3e-6 --rounds 2 --model mlp --local-test holdout --out run --json -q")
+    ran = one_object(said.out)
+    assert (ran["clients"], ran["split_hash"], ran["personal"]["clients_tested"]) == (1_000_000, found["hash"], 1000)
+
+
+def test_help_and_page_name_every_split(call: Call):
+    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
+    said = call("split --help").out
+    for name in (name for name in splits if splits.get(name).__module__.startswith("unskew.")):
+        assert name in said and f"`{name}" in page
+
+
+def test_compare_draws_computed_clients(call: Call, tmp_path: Path):
+    flags = "--split virtual --clients 20000 --sample 0.0002 --rounds 1 --model mlp --local-test none --quiet"
+    assert call(f"compare --methods fedavg --seeds 1 {flags} --out c").code == 0
+    assert (tmp_path / "c" / "split.png").exists()
+    assert call(f"compare --methods fedavg --seeds 1 {flags} --out c").code == 0  # the recipe is read back
+
+
 # ------------------------------------------------------------------------------------ lists
 
 
@@ -352,3 +385,11 @@ def test_own_images(call: Call, tmp_path: Path):
     said = call("run --data clients_folder:wards --model mlp --split natural --rounds 1 --json --quiet")
     assert said.code == 0 and one_object(said.out)["clients"] == 3
     shutil.rmtree(tmp_path / "runs")
+
+
+def test_a_profile_is_shown_and_written(call: Call, tmp_path: Path):
+    done = call(f"run --rounds 2 --clients 4 --split iid --model mlp --profile --out {tmp_path / 'run'} --quiet")
+    assert done.code == 0 and "where the seconds of all processes went" in done.out
+    written = json.loads((tmp_path / "run/profile.json").read_text())
+    assert written["total"] == pytest.approx(sum(written["seconds"].values()))
+    assert written["seconds"].keys() <= PARTS.keys()

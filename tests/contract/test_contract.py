@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import unskew
+from support import STACKED_TOLERANCE, gap, initial_model
 from unskew import engine, parts
 from unskew.config import from_table
 from unskew.core import tree, wire
@@ -79,6 +80,20 @@ def test_equal_on_all_executors_bit_for_bit(spec, tmp_path):
     pool = play(spec, tmp_path / "pool", execution={"executor": "pool", "workers": 2, "checkpoint_every": 1})
     assert (tmp_path / "serial/model.safetensors").read_bytes() == (tmp_path / "pool/model.safetensors").read_bytes()
     assert rows_without_times(serial) == rows_without_times(pool)
+
+
+@EVERY
+def test_stacked_equals_serial_within_the_tolerance(spec, caplog):
+    contiguous = {"memory_format": "contiguous"}
+    serial = play(spec, execution=contiguous)
+    stacked = play(spec, execution={"executor": "stacked", "chunk": 3})
+    if methods.build(spec).stackable:
+        assert "one by one" not in caplog.text
+    assert gap(stacked, serial, initial_model(serial.run, DATA)) < STACKED_TOLERANCE
+    for mine, theirs in zip(stacked.rounds, serial.rounds, strict=True):
+        assert [mine.get(key) for key in ("clients", "bytes_up")] == [
+            theirs.get(key) for key in ("clients", "bytes_up")
+        ]
 
 
 @EVERY

@@ -8,7 +8,7 @@ from unskew.core.context import LocalSettings
 from unskew.core.jobs import Job
 from unskew.core.tree import copy
 from unskew.data.dataset import Samples
-from unskew.data.local import LocalData, batch_bounds
+from unskew.data.local import LocalData, Pipeline, batch_bounds
 from unskew.data.transforms import transforms
 from unskew.methods.fedavg import FedAvg
 from unskew.methods.fedprox import FedProx
@@ -19,7 +19,7 @@ NONE = transforms.build("none")
 def local(n, augment=NONE, shape=(1, 4, 4)):
     rng = torch.Generator().manual_seed(0)
     x = torch.randint(0, 256, (n, *shape), generator=rng, dtype=torch.uint8)
-    return LocalData(Samples(x, torch.arange(n) % 3), 3, (0.5,), (0.5,), augment)
+    return LocalData(Samples(x, torch.arange(n) % 3), None, Pipeline(3, (0.5,), (0.5,), augment))
 
 
 def generators(seed=0):
@@ -63,15 +63,15 @@ def test_every_epoch_is_a_fresh_shuffle_of_all_samples():
     assert sorted(first.tolist()) == sorted(second.tolist()) == list(range(10))
     assert first.tolist() != second.tolist()
     for batch in batches:
-        assert torch.equal(batch.y, data.samples.y[batch.positions])
-        torch.testing.assert_close(batch.x, (data.samples.x[batch.positions] / 255 - 0.5) / 0.5)
+        assert torch.equal(batch.y, data.y[batch.positions])
+        torch.testing.assert_close(batch.x, (data.source.x[batch.positions] / 255 - 0.5) / 0.5)
 
 
 def test_batches_do_not_depend_on_how_they_are_gathered(monkeypatch):
     for augment in (NONE, transforms.build("crop_flip")):
         data, settings = local(10, augment), LocalSettings(lr=0.1, batch=4)
         at_once = list(data.batches(settings, *generators(), skip_single=False))
-        monkeypatch.setattr("unskew.data.local._EPOCH_LIMIT", 0)
+        monkeypatch.setattr("unskew.data.local.EPOCH_LIMIT", 0)
         one_by_one = list(data.batches(settings, *generators(), skip_single=False))
         monkeypatch.undo()
         assert all(torch.equal(a.x, b.x) for a, b in zip(at_once, one_by_one, strict=True))

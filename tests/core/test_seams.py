@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from support import STACKED_TOLERANCE, gap, initial_model
 from unskew import engine, parts
 from unskew.config import from_table, override
 from unskew.core import local, tree
@@ -33,8 +34,8 @@ class TwoPhase(Method):
         with torch.no_grad():
             for batch in c.passes():
                 features = c.forward(c.message["model"], batch.x, mode="eval").features
-                sums.index_add_(0, batch.y, features)
-                counts.index_add_(0, batch.y, torch.ones(len(batch.y)))
+                members = batch.one_hot(c.num_classes)
+                sums, counts = sums + members.T @ features, counts + members.sum(0)
         return {"sums": {"features": sums, "counts": counts}}
 
     def digest(self, s, server, surveyed):
@@ -46,8 +47,8 @@ class TwoPhase(Method):
 
     def loss(self, c, params, batch):
         out = c.forward(params, batch.x)
-        pull = F.mse_loss(out.features, c.message["anchors"]["mean"][batch.y])
-        return F.cross_entropy(out.logits, batch.y) + 0.1 * pull
+        pull = batch.mean((out.features - c.message["anchors"]["mean"][batch.y]).square().mean(1))
+        return batch.cross_entropy(out.logits) + 0.1 * pull
 
 
 @methods.register("test_personal_head")
@@ -131,17 +132,36 @@ class TwoLoops(Method):
         return local.sgd(c, params, part("body."))
 
 
-TEST_METHODS = [name for name in methods if name.startswith("test_")]
+@methods.register("test_draws")
+class Draws(Method):
+    """Each client adds noise of its own to what it received (as methods with private perturbations)."""
+
+    def start(self, c):
+        received = super().start(c)
+        return {
+            name: value
+            + 0.01 * c.draw(f"noise/{name}", lambda rng, value=value: torch.randn(value.shape, generator=rng))
+            for name, value in received.items()
+        }
+
+
+@methods.register("test_draws_from_a_generator")
+class DrawsFromGenerator(Method):
+    """The same in a way that only one client can do at a time."""
+
+    def start(self, c):
+        rng = c.rng("noise")
+        return {
+            name: value + 0.01 * torch.randn(value.shape, generator=rng) for name, value in super().start(c).items()
+        }
+
+
+TEST_METHODS = [name for name in methods if methods.get(name).__module__ == __name__]
 
 
 def play(spec, **options):
     table = {"method": spec, "rounds": 2, "clients": 6, "split": "dirichlet:0.5", "local": {"lr": 0.05}, **options}
     return engine.run(from_table(table))
-
-
-def initial_model(run):
-    data = parts.prepare_data(run)
-    return parts.make_task(run, data, parts.cut(run, data)).initial["model"]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -158,6 +178,16 @@ def test_pool_equals_serial(name):
     for group in serial.server:
         for key, value in serial.server[group].items():
             assert torch.equal(value, pool.server[group][key]), (group, key)
+
+
+@pytest.mark.parametrize("name", TEST_METHODS)
+def test_stacked_equals_serial(name, caplog):
+    spec = f"{name}(fedprox(mu=0.5))" if name == "test_scaled_backward" else name
+    serial = play(spec, model="cnn8", execution={"memory_format": "contiguous"})
+    stacked = play(spec, model="cnn8", execution={"executor": "stacked", "chunk": 4})
+    assert ("one by one" in caplog.text) == (name in ("test_aggregation_free", "test_draws_from_a_generator"))
+    assert gap(stacked, serial, initial_model(serial.run)) < STACKED_TOLERANCE
+    assert stacked.summary["personal"] == pytest.approx(serial.summary["personal"], abs=0.02)
 
 
 def test_two_phase_bytes_count_the_extra_exchange_once():

@@ -61,7 +61,7 @@ def test_local_test_sets(kind):
             assert len(test) + len(train) == len(federation.partition[client])
             assert not set(federation.train_indices(client)) & set(federation.local_test_indices(client))
         else:
-            assert set(test.samples.y.tolist()) <= set(train.samples.y.tolist())
+            assert set(test.y.tolist()) <= set(train.y.tolist())
 
 
 def test_validation_chooses_the_round():

@@ -17,6 +17,7 @@ from unskew.cli.flags import to_run, with_run_flags
 from unskew.cli.progress import DownloadProgress, RoundProgress, errors, note
 from unskew.compare import Metric
 from unskew.config import load_plugins
+from unskew.core.memory import keep_freed_memory
 from unskew.core.text import Table
 from unskew.errors import ClientError, InputError, one_line
 from unskew.report.tables import Format
@@ -38,6 +39,9 @@ def run(
     config: Table,
     out: Annotated[Path | None, typer.Option(help="the run's folder; default: runs/<method>-<data>-<hash>")] = None,
     data_dir: DataDir = None,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="show where the seconds went, and write profile.json")
+    ] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -46,6 +50,7 @@ def run(
     Example: unskew run --method "fedprox(mu=0.1)" --split dirichlet:0.1 --clients 20 --sample 0.25 --rounds 20
     """
     from unskew import engine, parts
+    from unskew.core.profile import Profile
     from unskew.data import load
 
     wanted = to_run(config)
@@ -53,9 +58,12 @@ def run(
     prepared = parts.prepare_data(wanted, data_dir, data)
     wanted = wanted.resolved(prepared)
     path = out or Path("runs") / wanted.title
+    stopwatch = Profile() if profile else None
     with RoundProgress(str(wanted.method), wanted.rounds, quiet) as progress:
-        result = engine.run(wanted, path, data_dir=data_dir, dataset=data, watch=progress)
+        result = engine.run(wanted, path, data_dir=data_dir, dataset=data, watch=progress, profile=stopwatch)
     listing.show_result(result.summary, path, as_json)
+    if stopwatch is not None:
+        listing.show_profile(stopwatch.seconds, path, as_json)
 
 
 @app.command()
@@ -108,7 +116,7 @@ def compare(
 @app.command()
 @with_run_flags("method", "model", "rounds", "epochs", "steps", "batch", "lr", "lr_decay", "momentum", "weight_decay",
                 "augment", "buffers", "dropout", "sample", "eval_every", "clients_every", "executor", "workers",
-                "checkpoint_every")  # fmt: skip
+                "retries", "chunk", "compile", "memory_format", "device", "precision", "checkpoint_every")  # fmt: skip
 def split(
     config: Table,
     out: Annotated[Path | None, typer.Option(help="save the partition as JSON; use it with --split file:PATH")] = None,
@@ -117,7 +125,11 @@ def split(
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
-    """Shows and saves a partition: counts per client and class, how skewed it is, a picture."""
+    """Shows and saves a partition: counts per client and class, how skewed it is, a picture.
+
+    Splits: iid, dirichlet:ALPHA, dirichlet_uncapped:ALPHA, shards:N, domain, natural, file:PATH; for any number of
+    clients, computed when needed: ranges (disjoint), virtual:SAMPLES (each draws for itself; they may share samples).
+    """
     from unskew import parts
     from unskew.cli.splitting import show_split
 
@@ -190,6 +202,7 @@ def main(arguments: list[str] | None = None) -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that cannot show a sign shows ? instead
     logging.getLogger("unskew").handlers = [_Lines()]
+    keep_freed_memory()
     sys.exit(_guarded(arguments))
 
 

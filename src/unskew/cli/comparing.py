@@ -22,7 +22,7 @@ from unskew.core import wire
 from unskew.core.method import methods as method_registry
 from unskew.core.text import Table, split_list
 from unskew.data import Dataset, load
-from unskew.data.skew import MATRIX_CLIENTS, label_counts
+from unskew.data.skew import chosen_clients, label_counts
 from unskew.errors import InputError
 from unskew.report.curves import plot_curves
 from unskew.report.page import write_page
@@ -165,10 +165,12 @@ def draw(run: Run, cells: Sequence[Played], seed: int, data: Dataset, data_dir: 
     first = replace(run, seed=seed)
     data = parts.prepare_data(first, data_dir, data)
     partition = parts.cut(first, data)
-    if len(partition) <= MATRIX_CLIENTS:
-        counts = label_counts(partition, data.train.y.numpy(), data.num_classes)
-        names = data.group_names if len(data.group_names) == len(partition) else ()
-        plot_split(counts, data.classes, out / "split.png", f"{run.data}, {run.split}, seed {seed}", names)
+    clients = chosen_clients(partition)
+    counts = label_counts(partition, data.train.y.numpy(), data.num_classes, clients)
+    named = len(data.group_names) == len(partition)
+    names = [data.group_names[client] if named else str(client) for client in clients.tolist()]
+    title = f"{run.data}, {run.split}, seed {seed}"
+    plot_split(counts, data.classes, out / "split.png", title, names, len(partition))
 
 
 def _accuracy(row: Row) -> float | None:

@@ -17,7 +17,7 @@ from unskew.core.text import Table
 from unskew.errors import InputError
 
 _FLAG_OF = {path: flag for flag, path in FLAGS.items()}
-_KINDS: dict[str, type] = {"int": int, "float": float, "int | none": int}
+_KINDS: dict[str, type] = {"int": int, "float": float, "int | none": int, "bool": bool}
 
 
 @functools.cache
@@ -76,7 +76,7 @@ def _flag(flag: str) -> inspect.Parameter:
     text = option.doc + (f" ({option.type})" if " | " in option.type and kind is str and flag != "model" else "")
     info = typer.Option(
         _spelled(flag), help=text.replace("[", "\\[") + shown.replace("[", "\\["), show_default=False,
-        parser=_reader(flag, kind), metavar={int: "INTEGER", float: "FLOAT", str: "TEXT"}[kind],
+        parser=_reader(flag, kind), metavar={int: "INTEGER", float: "FLOAT", str: "TEXT", bool: "true|false"}[kind],
     )  # fmt: skip
     return _keyword(flag, Annotated[typing.Optional[kind], info], None)  # type: ignore[valid-type]  # noqa: UP045
 
@@ -89,6 +89,10 @@ def _reader(flag: str, kind: type) -> Callable[[str], Any]:
     """Reads a flag's text; what it cannot read it names."""
 
     def read(text: str) -> Any:
+        if kind is bool:
+            if text not in ("true", "false"):
+                raise InputError(f"{_spelled(flag)} expects true or false, got '{text}'")
+            return text == "true"
         try:
             return kind(text)
         except ValueError:

@@ -12,7 +12,9 @@ import torch
 from rich.console import Console
 from rich.table import Table as RichTable
 
+from unskew.core import wire
 from unskew.core.method import methods
+from unskew.core.profile import PARTS
 from unskew.core.registry import Component, Registry, options
 from unskew.core.terms import terms
 from unskew.core.wrapper import Wrapper
@@ -63,6 +65,19 @@ def show_result(summary: Row, folder: Path, as_json: bool) -> None:
         rows.add_row("diverged", "yes: in some round no client sent finite numbers; lower lr")
     console.print(rows)
     console.print(f"results in {folder}", soft_wrap=True)
+
+
+def show_profile(seconds: dict[str, float], folder: Path, as_json: bool) -> None:
+    """Where a run's seconds went; also as profile.json in its folder."""
+    total = sum(seconds.values())
+    parts = {name: seconds[name] for name in PARTS if seconds.get(name)}
+    wire.write_atomic(folder / "profile.json", (to_json({"seconds": parts, "total": total}, indent=1) + "\n").encode())
+    if as_json:
+        return
+    rows = table("part", "seconds", "share", "what", title="where the seconds of all processes went")
+    for name, value in parts.items():
+        rows.add_row(name, f"{value:.2f}", f"{100 * value / total:.1f} %", PARTS[name])
+    console.print(rows)
 
 
 def show_methods(name: str | None, as_json: bool) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 from unskew.cli.listing import console, print_json, table
 from unskew.config import Run
 from unskew.data.dataset import Dataset
-from unskew.data.partition import Partition, refuse_other
-from unskew.data.skew import MATRIX_CLIENTS, SkewSummary, describe, label_counts
+from unskew.data.holdings import Holdings, refuse_other
+from unskew.data.skew import SkewSummary, chosen_clients, describe, label_counts
 from unskew.errors import InputError
 from unskew.report.split_plot import Counts, plot_split
 
@@ -21,7 +21,7 @@ SHOWN_CLASSES = 20
 def show_split(
     run: Run,
     data: Dataset,
-    partition: Partition,
+    partition: Holdings,
     out: Path | None,
     csv: Path | None,
     picture: Path | None,
@@ -30,19 +30,19 @@ def show_split(
     """Saves what was asked for and shows the partition."""
     labels = data.train.y.numpy()
     summary = describe(partition, labels, data.num_classes)
-    few = len(partition) <= MATRIX_CLIENTS
-    counts = label_counts(partition, labels, data.num_classes) if few else None
+    clients = chosen_clients(partition)
+    counts = label_counts(partition, labels, data.num_classes, clients)
     if picture:  # first, as it is refused for most reasons
-        _draw(counts, data, picture, f"{run.data}, {run.split}")
+        _draw(counts, clients.tolist(), len(partition), data, picture, f"{run.data}, {run.split}")
     if out:
         partition.save(out)
     if csv:
         partition.export_csv(csv, labels)
     if as_json:
-        shown = {"counts": counts.tolist()} if counts is not None else {}
+        shown = {"counts": counts.tolist()} if len(clients) == len(partition) else {}
         print_json({"hash": partition.hash, **summary.to_dict(), **shown})
         return
-    if counts is not None and len(partition) <= SHOWN_CLIENTS and data.num_classes <= SHOWN_CLASSES:
+    if len(partition) <= SHOWN_CLIENTS and data.num_classes <= SHOWN_CLASSES:
         rows = table("client", "samples", *data.classes, title=f"{run.data}, {run.split}: samples per client and class")
         for client, row in enumerate(counts):
             rows.add_row(str(client), str(row.sum()), *(str(n) if n else "·" for n in row))
@@ -53,15 +53,13 @@ def show_split(
             console.print(f"wrote {path}", soft_wrap=True)
 
 
-def _draw(counts: Counts | None, data: Dataset, path: Path, title: str) -> None:
+def _draw(counts: Counts, clients: list[int], of: int, data: Dataset, path: Path, title: str) -> None:
     """The picture, whole or not at all; a file that holds anything else is never replaced."""
-    if counts is None:
-        raise InputError(f"a picture shows up to {MATRIX_CLIENTS} clients; leave --picture out")
     if path.suffix.lower() != ".png":
         raise InputError(f"--picture expects the name of a .png file, got '{path}'")
     part = path.with_name(f".{path.name}.{os.getpid()}.png")
     try:
-        plot_split(counts, data.classes, part, title)
+        plot_split(counts, data.classes, part, title, list(map(str, clients)), of)
         refuse_other(path, part.read_bytes())
         part.replace(path)
     except OSError as error:
@@ -71,7 +69,7 @@ def _draw(counts: Counts | None, data: Dataset, path: Path, title: str) -> None:
             part.unlink()
 
 
-def _show_summary(summary: SkewSummary, partition: Partition) -> None:
+def _show_summary(summary: SkewSummary, partition: Holdings) -> None:
     rows = table(
         "over clients",
         "mean",
@@ -92,3 +90,7 @@ def _show_summary(summary: SkewSummary, partition: Partition) -> None:
         rows.add_row(name, *(f"{value:.3g}" if value < 1000 else f"{value:.0f}" for value in values))
     console.print(rows)
     console.print(f"Gini coefficient of the sizes: {summary.size_gini:.3f}")
+    if summary.described < summary.clients:
+        console.print(f"figures over {summary.described} clients, a fixed random choice")
+    if partition.shared:
+        console.print("clients draw samples for themselves: a sample may belong to several")

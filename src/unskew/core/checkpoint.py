@@ -1,4 +1,10 @@
-"""Checkpoints: written to a new file, synced, then renamed; the name carries the checksum."""
+"""Checkpoints: written to a new file, synced, then renamed; the name carries the checksum.
+
+    round-000010.<checksum>.safetensors    the server's state, and where each client's lies
+    clients/states-000001                  clients' states, one after the other; see core/pages.py
+
+The two newest checkpoints are kept, and the states that they name.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +12,9 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from unskew.core import wire
+from torch import Tensor
+
+from unskew.core import pages, wire
 from unskew.core.store import StateStore
 from unskew.core.tree import Groups
 from unskew.errors import InputError
@@ -14,6 +22,10 @@ from unskew.errors import InputError
 log = logging.getLogger(__name__)
 KEPT = 2
 """The newest checkpoints that stay: if the last is damaged, the one before serves."""
+STATES = "clients"
+"""The sub-folder of clients' states."""
+_TABLE = "client states"
+_FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -22,23 +34,18 @@ class Checkpoint:
 
     round: int
     server: Groups
-    states: dict[int, str]
+    states: Tensor
+    """Where each client's state lies."""
 
 
 def save(folder: Path, run_hash: str, round_: int, server: Groups, store: StateStore) -> None:
     """Writes the state after this round and removes what the kept checkpoints no longer need."""
-    states = store.snapshot()
-    notes = {"run": run_hash, "round": round_, "states": {str(client): name for client, name in states.items()}}
-    wire.write_certified(folder, f"round-{round_:06d}", wire.encode(server, notes))
-    kept: set[str] = set()
-    for place, path in enumerate(_newest_first(folder)):
-        if place >= KEPT:
-            path.unlink(missing_ok=True)
-        elif place == 0:
-            kept |= set(states.values())
-        else:
-            kept |= _states_of(path)
-    store.prune(kept)
+    groups = {**server, _TABLE: {"table": store.snapshot()}}
+    notes = {"format": _FORMAT, "run": run_hash, "round": round_}
+    wire.write_certified(folder, f"round-{round_:06d}", wire.encode(groups, notes))
+    for path in _newest_first(folder)[KEPT:]:
+        path.unlink(missing_ok=True)
+    store.prune()
 
 
 def load_newest(folder: Path, run_hash: str, at_most: int) -> Checkpoint | None:
@@ -49,18 +56,10 @@ def load_newest(folder: Path, run_hash: str, at_most: int) -> Checkpoint | None:
     problems: list[InputError] = []
     for path in candidates:
         try:
-            data = wire.read_certified(path)
-            notes = wire.notes(data)
-            if notes["run"] != run_hash:
-                raise _OtherRun(
-                    f"{path} belongs to run {notes['run']}, but run.toml gives {run_hash}; restore run.toml"
-                )
-            states = {int(client): name for client, name in notes["states"].items()}
-            for name in states.values():
-                wire.read_certified(folder / name)
+            found = _read(path, run_hash)
             for problem in problems:
-                log.warning("%s; going on from the checkpoint before it, after round %s", problem, notes["round"])
-            return Checkpoint(int(notes["round"]), wire.decode(data), states)
+                log.warning("%s; going on from the checkpoint before it, after round %s", problem, found.round)
+            return found
         except _OtherRun:
             raise
         except InputError as error:
@@ -71,15 +70,22 @@ def load_newest(folder: Path, run_hash: str, at_most: int) -> Checkpoint | None:
 
 
 class _OtherRun(InputError):
-    """The checkpoint is whole but not of this run."""
+    """The checkpoint is whole but not of this run, or not of this version."""
+
+
+def _read(path: Path, run_hash: str) -> Checkpoint:
+    """The checkpoint, if it and all the states it names are whole."""
+    data = wire.read_certified(path)
+    notes = wire.notes(data)
+    if notes["run"] != run_hash:
+        raise _OtherRun(f"{path} belongs to run {notes['run']}, but run.toml gives {run_hash}; restore run.toml")
+    if notes.get("format") != _FORMAT:
+        raise _OtherRun(f"{path} was written by another version of unskew; go on with that one or start anew")
+    groups = wire.decode(data)
+    states = groups.pop(_TABLE)["table"]
+    pages.check(path.parent / STATES, states)
+    return Checkpoint(int(notes["round"]), groups, states)
 
 
 def _newest_first(folder: Path) -> list[Path]:
     return sorted(folder.glob("round-*.safetensors"), reverse=True)
-
-
-def _states_of(path: Path) -> set[str]:
-    try:
-        return set(wire.notes(wire.read_certified(path))["states"].values())
-    except InputError:
-        return set()

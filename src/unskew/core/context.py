@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from unskew.core import net, seeds
+from unskew.core import seeds
 from unskew.core.net import Forward, Layer, Mode, Names, Net
 from unskew.core.tree import Groups, Tree
 from unskew.models.base import Output
@@ -36,12 +36,33 @@ class LocalSettings:
     shuffle: bool = True
 
 
+class Steps(Protocol):
+    """How gradients are taken and steps are made: for one client at a time, or for many side by side."""
+
+    def copy(self, params: Tree) -> Tree:
+        """A tree whose tensors are free to be changed."""
+
+    def gradient(self, loss: Callable[[Tree], Tensor], params: Tree, names: Iterable[str]) -> tuple[Tree, Tensor]:
+        """The gradient of `loss` at `params` with respect to these names, and the loss (detached)."""
+
+    def descend(self, c: Context, params: Tree, gradient: LocalGradient, batches: Iterable[Batch]) -> Tree:
+        """A copy of `params` after one step of SGD along `gradient(c, params, batch)` for each batch."""
+
+
+LocalGradient = Callable[[Any, Tree, "Batch"], Tree]
+"""`gradient(c, params, batch)`: the direction of a local step; it may name fewer parameters than there are."""
+
+
 class Diagnostics:
     """Numbers noted during a visit, and the steps taken; kept as tensors, so that nothing waits for them."""
 
     def __init__(self) -> None:
         self._sums: dict[str, tuple[Tensor | float, int]] = {}
         self.steps = 0
+
+    def step(self, batch: Batch) -> None:
+        """Counts one step."""
+        self.steps += 1
 
     def note(self, name: str, value: Tensor | float) -> None:
         """Adds one observation to the mean kept under this name."""
@@ -62,22 +83,25 @@ class Context:
     num_classes: int
     settings: LocalSettings
     forward: Forward
+    steps: Steps
     names: Names
     trainable: tuple[str, ...]
     initial: Groups
     """The run's initial model and buffers, the same for all: groups `model` and `buffers`."""
     buffer_policy: BufferPolicy
     diagnostics: Diagnostics = field(default_factory=Diagnostics)
+    before_step: tuple[Callable[[Tree], None], ...] = ()
+    """Told of the parameters before each local step, where a wrapper must know them apart from perturbed ones."""
 
     def grad(self, loss: Callable[[Tree], Tensor], params: Tree, names: tuple[str, ...] | None = None) -> Tree:
         """The gradient of `loss` at `params` for the trainable parameters, or for `names`."""
-        return net.gradient(loss, params, self.trainable if names is None else names)[0]
+        return self.steps.gradient(loss, params, self.trainable if names is None else names)[0]
 
     def grad_and_value(
         self, loss: Callable[[Tree], Tensor], params: Tree, names: tuple[str, ...] | None = None
     ) -> tuple[Tree, Tensor]:
         """The same with the loss, detached."""
-        return net.gradient(loss, params, self.trainable if names is None else names)
+        return self.steps.gradient(loss, params, self.trainable if names is None else names)
 
 
 @dataclass(frozen=True)
@@ -95,12 +119,14 @@ class ClientContext(Context):
     """What the client starts from, whole and unchanged by training: `model` (its own part laid over) and `buffers`."""
     terms: tuple[Term, ...] = ()
     """Loss terms that a wrapper adds to the method inside it."""
-    before_step: tuple[Callable[[Tree], None], ...] = ()
-    """Told of the parameters before each local step, where a wrapper must know them apart from perturbed ones."""
 
     def rng(self, purpose: str) -> torch.Generator:
         """A stream of this run, round and client for this purpose."""
         return seeds.generator(self.seed, purpose, self.round, self.client)
+
+    def draw(self, purpose: str, make: Callable[[torch.Generator], Tensor]) -> Tensor:
+        """Random numbers of this client, `make(rng)`: the way to draw that also works for many clients at once."""
+        return make(self.rng(purpose)).to(self.data.device)
 
     @property
     def counts(self) -> Tensor:
@@ -108,14 +134,14 @@ class ClientContext(Context):
         return self.data.counts
 
     @property
-    def num_samples(self) -> int:
-        """Training samples of this client."""
-        return len(self.data)
+    def num_samples(self) -> Tensor:
+        """Training samples of this client; a tensor, because slots may run for many clients at once."""
+        return torch.tensor(float(len(self.data)), dtype=torch.float64)
 
     @property
-    def num_steps(self) -> int:
-        """Optimiser steps taken so far in this visit."""
-        return self.diagnostics.steps
+    def num_steps(self) -> Tensor:
+        """Optimiser steps taken so far in this visit; a tensor for the same reason."""
+        return torch.tensor(float(self.diagnostics.steps), dtype=torch.float64)
 
     @property
     def augmented(self) -> bool:
@@ -125,7 +151,7 @@ class ClientContext(Context):
     def batches(self, epochs: int | None = None, purpose: str = "batches") -> Iterator[Batch]:
         """The visit's training batches: shuffled and augmented from streams that no method can disturb."""
         settings = self.settings if epochs is None else replace(self.settings, epochs=epochs, steps=None)
-        order, noise = self.rng(purpose), self.rng(f"{purpose}/augment")
+        order, noise = self.rng(purpose), self.rng(f"{purpose}/augment") if self.augmented else None
         return self.data.batches(settings, order, noise, skip_single=self.has_batchnorm)
 
     def passes(self, batch: int = 500) -> Iterator[Batch]:

@@ -24,6 +24,8 @@ class Job:
     state: Groups = field(default_factory=dict)
     part: tuple[int, int] = (0, 0)
     """For `test` and `validate`: which samples."""
+    size: int = 0
+    """How much work it is, in samples: long jobs are best begun first. It changes no result."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +40,17 @@ class Reply:
     num_steps: int = 0
     seconds: float = 0.0
     diagnostics: dict[str, float] = field(default_factory=dict)
+    profile: dict[str, float] = field(default_factory=dict)
+    """Seconds by part, counted by a worker; see core/profile.py."""
+    finite: bool | None = None
+    """Whether its groups hold no NaN or infinity, where the executor has looked already."""
 
 
 class Executor(Protocol):
     """Runs jobs and gives their replies in the order of the jobs."""
+
+    longest_first: bool
+    """Whether it looks at the sizes of jobs, which then must be known."""
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Reply]:
         """A reply for each job, in order; a failed client is a ClientError."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from unskew.core import local, tree
@@ -91,7 +90,7 @@ class Method(Component):
 
     def criterion(self, c: ClientContext, out: Output, batch: Batch) -> Tensor:
         """The supervised part of the loss."""
-        return F.cross_entropy(out.logits, batch.y)
+        return batch.cross_entropy(out.logits)
 
     def own_terms(self) -> tuple[Term, ...]:
         """The terms that make this method what it is."""
@@ -134,9 +133,9 @@ class Method(Component):
             kept["buffers"] = tree.copy(c.buffers)
         return kept
 
-    def weight(self, c: ClientContext, params: Tree) -> float:
+    def weight(self, c: ClientContext, params: Tree) -> Tensor:
         """The client's weight in weighted means."""
-        return float(c.num_samples)
+        return c.num_samples
 
     def personalise(self, c: ClientContext) -> Tree:
         """The model this client would use now, given the newest message and what it remembers."""

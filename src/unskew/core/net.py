@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -61,8 +61,8 @@ class Names:
 class Net:
     """A module whose parameters and buffers are swapped by reference: no copy, no `functional_call` per pass."""
 
-    def __init__(self, model: Model) -> None:
-        self.module = model
+    def __init__(self, model: Model, channels_last: bool = False) -> None:
+        self.module, self.channels_last = model, channels_last
         self._param_slots = _slots(model, "_parameters")
         self._buffer_slots = _slots(model, "_buffers")
         self._layers = dict(model.named_modules())
@@ -90,6 +90,15 @@ class Net:
         """Copies of the module's parameters and buffers as they are now."""
         return _values(self._param_slots), _values(self._buffer_slots)
 
+    def working_copy(self, params: Tree) -> Tree:
+        """A copy that is free to be changed, in the memory format that suits the machine."""
+        if not self.channels_last:
+            return {name: value.detach().clone() for name, value in params.items()}
+        return {
+            name: value.detach().clone(memory_format=torch.channels_last if value.dim() == 4 else torch.preserve_format)
+            for name, value in params.items()
+        }
+
     def __call__(
         self, params: Tree, buffers: Tree, x: Tensor, mode: Mode, layers: Mapping[str, Layer] | None = None
     ) -> Output:
@@ -104,12 +113,15 @@ class Net:
             mode = "eval"  # one sample has no statistics of its own
         if mode != self._mode:
             self._set_mode(mode)
+        if self.channels_last and x.dim() == 4:
+            x = x.contiguous(memory_format=torch.channels_last)
         if not layers:
             out: Output = self.module(x)
             return out
         return self._with_layers(x, layers)
 
     def _with_layers(self, x: Tensor, layers: Mapping[str, Layer]) -> Output:
+        before = {name: self._layers[name].__dict__.get("forward") for name in layers}
         try:
             for name, work in layers.items():
                 layer = self._layers[name]
@@ -117,8 +129,10 @@ class Net:
             out: Output = self.module(x)
             return out
         finally:
-            for name in layers:
-                self._layers[name].__dict__.pop("forward", None)
+            for name, own in before.items():
+                self._layers[name].__dict__.pop("forward")
+                if own is not None:
+                    self._layers[name].forward = own
 
     def _set_mode(self, mode: Mode) -> None:
         self.module.train(mode in ("train", "batch"))
@@ -159,14 +173,3 @@ def _bind(slots: Slots, tree: Tree) -> None:
             raise KeyError(f"a forward pass needs all of the model's names; missing: {missing}")
         for holder, key in places:
             holder[key] = tree[name]
-
-
-def gradient(loss: Callable[[Tree], Tensor], params: Tree, names: Iterable[str]) -> tuple[Tree, Tensor]:
-    """The gradient of `loss` at `params` with respect to these names, and the loss (detached)."""
-    wanted = list(names)
-    leaves = dict(params)
-    for name in wanted:
-        leaves[name] = params[name].detach().requires_grad_()
-    value = loss(leaves)
-    grads = torch.autograd.grad(value, [leaves[name] for name in wanted], materialize_grads=True)
-    return dict(zip(wanted, grads, strict=True)), value.detach()

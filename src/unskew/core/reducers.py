@@ -37,10 +37,11 @@ class mean:
 
     def add(self, value: Tree, reply: Reply) -> None:
         """Takes in one client's tree."""
+        known = [name for name in value if name in self._sum]
+        if known:
+            torch._foreach_add_([self._sum[n] for n in known], [value[n] for n in known], alpha=reply.weight)
         for name, tensor in value.items():
-            if name in self._sum:
-                self._sum[name].add_(tensor, alpha=reply.weight)
-            else:
+            if name not in self._sum:
                 self._sum[name] = tensor * reply.weight
             self._weight[name] = self._weight.get(name, 0.0) + reply.weight
 

@@ -170,7 +170,7 @@ def construct(cls: type[C], values: Table) -> C:
     what = getattr(cls, "name", "") or cls.__name__.lower()
     for key, hint in _hints(cls).items():
         # pydantic would read true as 1, and "yes" as true
-        if isinstance(values.get(key), bool) and hint in (int, float, int | None):
+        if isinstance(values.get(key), bool) and hint in (int, float, int | None, float | None):
             raise InputError(f"{what}.{key}: input should be a number, got {str(values[key]).lower()}")
         if hint is bool and not isinstance(values.get(key, False), bool):
             raise InputError(f"{what}.{key}: input should be true or false, got {_short(values[key])}")

@@ -43,7 +43,8 @@ def rounds(task: Task, executor: Executor, store: StateStore, server: Groups, fi
         merged = exchange.merge("train", {"buffers": buffers, **method.reducers})
         waited = time.perf_counter() - began
         if exchange.used:
-            server = method.update(exchange.seeded("update"), server, merged)
+            with task.part("merge"):
+                server = method.update(exchange.seeded("update"), server, merged)
         whole = time.perf_counter() - began
         record = exchange.record() | {"lr": s.settings.lr}
         record["seconds"] = {
@@ -109,13 +110,16 @@ class _Exchange:
                 self.message(client)  # it was sent, though nothing comes back
         for reply in self.executor.run(self._jobs(kind)):
             began = time.perf_counter()
-            self._take(kind, reply, list(accumulators.values()))
+            with self.task.part("merge"):
+                self._take(kind, reply, list(accumulators.values()))
             self.merging += time.perf_counter() - began
-        return {name: reducer.result() for name, (_, reducer) in accumulators.items()}
+        with self.task.part("merge"):
+            return {name: reducer.result() for name, (_, reducer) in accumulators.items()}
 
     def _jobs(self, kind: Kind) -> Iterator[Job]:
         for client in list(self.present):
-            yield Job(kind, self.s.round, client, self.message(client), self.store.get(client))
+            size = self.task.federation.size(client) if self.executor.longest_first else 0
+            yield Job(kind, self.s.round, client, self.message(client), self.store.get(client), size=size)
 
     def _take(self, kind: Kind, reply: Reply, accumulators: list[tuple[str, Reducer]]) -> None:
         own_weight = 0 if reply.weight == reply.num_samples else 4  # a weight the server cannot know is sent too
@@ -123,7 +127,8 @@ class _Exchange:
         unread = reply.groups.keys() - {group for group, _ in accumulators}
         if unread:
             raise InputError(f"{self.task.method.name} sends {sorted(unread)} but has no reducer for it; add one")
-        if not (tree.all_finite(reply.groups) and math.isfinite(reply.weight) and reply.weight >= 0):
+        finite = tree.all_finite(reply.groups) if reply.finite is None else reply.finite
+        if not (finite and math.isfinite(reply.weight) and reply.weight >= 0):
             self.excluded.append(reply.client)
             self.present.remove(reply.client)
             self.rows.append(self._row(reply, used=False))

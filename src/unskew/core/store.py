@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-import os
 from collections import OrderedDict
 from pathlib import Path
 
+from torch import Tensor
+
 from unskew.core import tree, wire
+from unskew.core.pages import Pages
 from unskew.core.tree import Groups
+
+_OVERHEAD = 1000
+"""Bytes of a tensor beside its numbers, measured: without them a million tiny states would pass for nothing."""
 
 
 class StateStore:
     """Client states by client; the least recently used leave memory first.
 
-    A file is written once and never changed, its name carries round and checksum: the states that an older
-    checkpoint names are still there after the run went on (unless `keep_versions` is off: no checkpoints then).
+    States that an older checkpoint names are still there after the run went on, unless `keep_versions` is off: then
+    there are no checkpoints.
     """
 
     def __init__(self, folder: Path, limit: int = 256 << 20, keep_versions: bool = True) -> None:
-        self.folder, self.limit, self.keep_versions = folder, limit, keep_versions
+        self.limit = limit
+        self._pages = Pages(folder, keep=keep_versions)
         self._memory: OrderedDict[int, Groups] = OrderedDict()
         self._sizes: dict[int, int] = {}
-        self._dirty: dict[int, int] = {}
-        self._files: dict[int, str] = {}
-        self._unsynced: set[str] = set()
+        self._dirty: set[int] = set()
         self._held = 0
         self.latest = 0
         """The newest round that any client remembers."""
@@ -33,53 +37,40 @@ class StateStore:
         if client in self._memory:
             self._memory.move_to_end(client)
             return self._memory[client]
-        if client not in self._files:
+        if client not in self._pages:
             return {}
-        state = wire.decode(wire.read_certified(self.folder / self._files[client]))
+        state = wire.decode(self._pages.read(client))
         self._remember(client, state)
         return state
 
     def put(self, client: int, state: Groups, round_: int) -> None:
         """Replaces the client's state after its visit in this round."""
-        if not state and client not in self._memory and client not in self._files:
+        if not state and client not in self._memory and client not in self._pages:
             return
-        self._dirty[client] = round_
+        self._dirty.add(client)
         self.latest = max(self.latest, round_)
         self._remember(client, state)
 
-    def snapshot(self) -> dict[int, str]:
-        """Brings every state to disk, synced; gives the file of each client."""
-        for client in list(self._dirty):
+    def snapshot(self) -> Tensor:
+        """Brings every state to disk, synced; gives the table of where they lie, for `restore`."""
+        for client in sorted(self._dirty):
             self._write(client)
-        for name in self._unsynced:
-            handle = os.open(self.folder / name, os.O_RDONLY)
-            try:
-                os.fsync(handle)
-            finally:
-                os.close(handle)
-        if self._unsynced:
-            wire.sync_folder(self.folder)
-        self._unsynced.clear()
-        return dict(self._files)
+        return self._pages.sync()
 
-    def restore(self, files: dict[int, str]) -> None:
+    def restore(self, table: Tensor) -> None:
         """Takes up the states that a snapshot named."""
         self._memory.clear()
         self._sizes.clear()
         self._dirty.clear()
         self._held = 0
-        self._files = dict(files)
+        self._pages.restore(table)
 
-    def prune(self, keep: set[str]) -> None:
-        """Removes files that neither a kept checkpoint nor a client of now needs."""
-        keep = keep | set(self._files.values())
-        for path in self.folder.glob("client-*.safetensors"):
-            if path.name not in keep:
-                path.unlink(missing_ok=True)
-                self._unsynced.discard(path.name)
+    def prune(self) -> None:
+        """Called after each checkpoint: removes what neither it nor the one before it needs."""
+        self._pages.prune()
 
     def _remember(self, client: int, state: Groups) -> None:
-        size = tree.nbytes(state)
+        size = tree.nbytes(state) + _OVERHEAD * sum(map(len, state.values()))
         self._held += size - self._sizes.get(client, 0)
         self._sizes[client] = size
         self._memory[client] = state
@@ -91,13 +82,6 @@ class StateStore:
             self._held -= self._sizes.pop(oldest)
 
     def _write(self, client: int) -> None:
-        round_ = self._dirty.pop(client, None)
-        if round_ is None:
-            return
-        stem = f"client-{client:06d}.round-{round_:06d}"
-        name = wire.write_certified(self.folder, stem, wire.encode(self._memory[client]), sync=False)
-        old = self._files.get(client)
-        if old not in (None, name) and not self.keep_versions:
-            (self.folder / str(old)).unlink(missing_ok=True)
-        self._files[client] = name
-        self._unsynced.add(name)
+        if client in self._dirty:
+            self._pages.write(client, wire.encode(self._memory[client]))
+            self._dirty.discard(client)

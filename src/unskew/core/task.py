@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
+from torch import Tensor
 
-from unskew.core import seeds, tree
-from unskew.core.context import BufferPolicy, ClientContext, LocalSettings, ServerContext, bound_forward
+from unskew.core import local, seeds
+from unskew.core.context import BufferPolicy, ClientContext, LocalSettings, ServerContext, Steps, bound_forward
+from unskew.core.device import Device
 from unskew.core.jobs import Job, Reply
 from unskew.core.method import Method
 from unskew.core.net import Net
+from unskew.core.profile import Profile, ProfiledSteps
 from unskew.core.tree import Groups, Tree
-from unskew.data.local import LocalData
+from unskew.data.local import LocalData, cross_entropy
 
 if TYPE_CHECKING:
     from unskew.data.federation import Federation
@@ -36,21 +40,40 @@ class Task:
     cohort_size: int
     dropout: float = 0.0
     eval_batch: int = 1000
+    device: Device = field(default_factory=Device)
+    profile: Profile | None = None
 
     @property
     def num_clients(self) -> int:
         """How many clients there are."""
         return len(self.federation)
 
-    @property
+    @cached_property
     def trainable(self) -> tuple[str, ...]:
         """The names that local training changes."""
         frozen = set(self.net.names.match(self.method.frozen))
         return tuple(name for name in self.net.names.params if name not in frozen)
 
+    @cached_property
+    def steps(self) -> Steps:
+        """Gradients and steps of one client at a time."""
+        return self.charged(local.OneByOne(self.net.working_copy))
+
+    def charged(self, steps: Steps) -> Steps:
+        """Steps that are charged to the profile, if there is one."""
+        return ProfiledSteps(steps, self.profile) if self.profile else steps
+
+    def part(self, name: str) -> AbstractContextManager[None]:
+        """Charges a while to a part of the profile, if there is one."""
+        return self.profile.part(name) if self.profile else nullcontext()
+
+    @cached_property
+    def _initial_there(self) -> Groups:
+        return self.device.there(self.initial)
+
     def settings(self, round_: int) -> LocalSettings:
         """Local settings of a round: the learning rate decays once a round."""
-        return replace(self.local, lr=self.local.lr * self.lr_decay ** max(0, round_ - 1))
+        return _decayed(self.local, self.lr_decay, max(0, round_ - 1))
 
     def cohort(self, round_: int) -> tuple[int, ...]:
         """The clients that are sent a message in a round."""
@@ -65,27 +88,44 @@ class Task:
     def server_context(self, round_: int, cohort: tuple[int, ...] = (), server: Groups | None = None) -> ServerContext:
         """What the server's slots may use in a round; its passes use the buffers of the server's state."""
         seeds.seed_layers(self.seed, "layers/server", round_)
-        own = tree.copy((server or self.initial).get("buffers", {}))
+        own = self.steps.copy((server or self.initial).get("buffers", {}))
         return ServerContext(
-            **self._common(round_, own, self.buffer_policy != "average"), num_clients=self.num_clients,
-            cohort=cohort, buffers=own, has_batchnorm=self.net.has_batchnorm,
+            **self._common(round_, own, self.buffer_policy != "average", self.steps), initial=self.initial,
+            num_clients=self.num_clients, cohort=cohort, buffers=own, has_batchnorm=self.net.has_batchnorm,
         )  # fmt: skip
 
-    def client_context(self, job: Job, data: LocalData) -> ClientContext:
-        """What the client's slots may use in a visit; for job `test`, the global model's."""
-        own = tree.copy(self._start_buffers(job))
+    def visit(self, job: Job, data: LocalData, steps: Steps | None = None, **more: Any) -> ClientContext:
+        """What the client's slots may use in a visit, as the method prepared it; `more`: other fields of the context.
+
+        `job` may stand for many clients at once: then its tensors are batched, and `steps` and `more` fit to that.
+        """
+        c = self.client_context(job, data, steps, **more)
+        if not c.state:
+            object.__setattr__(c, "state", self.method.init_client(c))  # still ours: no slot has seen it
+        received = {"model": self.method.overlaid(c), "buffers": self._start_buffers(job)}
+        object.__setattr__(c, "received", received)
+        return self.method.prepare(c)
+
+    def client_context(self, job: Job, data: LocalData, steps: Steps | None = None, **more: Any) -> ClientContext:
+        """The context of a visit before the method prepared it; for job `test`, the global model's."""
+        steps = steps or self.steps
+        own = steps.copy(self._start_buffers(job))
         # clients that keep their statistics leave the global model without any
-        none = self.buffer_policy == "reset" or (self.buffer_policy == "local" and job.client < 0)
-        return ClientContext(
-            **self._common(job.round, own, none), client=job.client, message=job.message, state=job.state, buffers=own,
-            data=data, has_batchnorm=self.net.has_batchnorm,
+        none = self.buffer_policy == "reset" or (self.buffer_policy == "local" and job.kind in ("test", "validate"))
+        kind = more.pop("context", ClientContext)
+        context: ClientContext = kind(
+            **self._common(job.round, own, none, steps), initial=self._initial_there, client=job.client,
+            message=job.message, state=job.state, buffers=own, data=data, has_batchnorm=self.net.has_batchnorm,
+            terms=self.method.outer_terms(), **more,
         )  # fmt: skip
+        return context
 
-    def _common(self, round_: int, own: Tree, batch_statistics: bool) -> dict:  # type: ignore[type-arg]
+    def _common(self, round_: int, own: Tree, batch_statistics: bool, steps: Steps) -> dict[str, Any]:
+        forward = self.device.cast(bound_forward(self.net, own, batch_statistics))
         return {
             "round": round_, "seed": self.seed, "num_classes": self.federation.dataset.num_classes,
-            "settings": self.settings(round_), "forward": bound_forward(self.net, own, batch_statistics),
-            "names": self.net.names, "trainable": self.trainable, "initial": self.initial,
+            "settings": self.settings(round_), "names": self.net.names, "trainable": self.trainable, "steps": steps,
+            "forward": self.profile.forward(forward) if self.profile else forward,
             "buffer_policy": self.buffer_policy,
         }  # fmt: skip
 
@@ -93,66 +133,91 @@ class Task:
         if self.buffer_policy == "local" and "buffers" in job.state:
             return job.state["buffers"]
         if self.buffer_policy == "reset":
-            return self.initial["buffers"]
-        return job.message.get("buffers", self.initial["buffers"])
+            return self._initial_there["buffers"]
+        return job.message.get("buffers", self._initial_there["buffers"])
 
     # -------------------------------------------------------------------------------------- the work
 
     def work(self, job: Job) -> Reply:
-        """Does one job: the same function in every executor."""
+        """Does one job: the same function in every executor that takes clients one by one."""
         seeds.seed_layers(self.seed, f"layers/{job.kind}", job.round, job.client)
         began = time.perf_counter()
-        reply: Reply = getattr(self, f"_{job.kind}")(job)
-        return replace(reply, seconds=time.perf_counter() - began)
+        with self.part("evaluation" if job.kind in ("test", "validate", "personal") else "rest"):
+            if not self.device.is_cpu:
+                with self.part("transfer"):
+                    job = replace(job, message=self.device.there(job.message), state=self.device.there(job.state))
+            data, own = self._data(job)
+            c = self.client_context(job, data) if own is None else self.visit(job, own)
+            work = perform(self.method, job, c, data, self.eval_batch)
+            with self.part("transfer"):
+                groups, state = self.device.back(work.groups), self.device.back(work.state)
+        return Reply(
+            client=job.client,
+            groups=groups,
+            state=state,
+            weight=float(work.weight) if work.weight is not None else float(len(data)),
+            num_samples=len(data),
+            num_steps=c.diagnostics.steps,
+            diagnostics=c.diagnostics.means(),
+            seconds=time.perf_counter() - began,
+        )
 
-    def _visit(self, job: Job) -> ClientContext:
-        c = self.client_context(job, self.federation.train(job.client))
-        c = replace(c, terms=self.method.outer_terms(), state=c.state or self.method.init_client(c))
-        received = {"model": self.method.overlaid(c), "buffers": self._start_buffers(job)}
-        return self.method.prepare(replace(c, received=received))
+    def _data(self, job: Job) -> tuple[LocalData, LocalData | None]:
+        """The data that the job is about, and the data that a visit's slots see (None: there is no visit)."""
+        with self.part("data"):
+            if job.client < 0:
+                return self.data(job), None
+            own = self.training_data(job)
+            return (self.data(job) if job.kind == "personal" else own), own
 
-    def _train(self, job: Job) -> Reply:
-        return run_client(self.method, self._visit(job))
+    def training_data(self, job: Job) -> LocalData:
+        """The data that a visit's slots see."""
+        return self.federation.train(job.client)
 
-    def _survey(self, job: Job) -> Reply:
-        c = self._visit(job)
-        groups = self.method.survey(c)
-        return Reply(job.client, groups, weight=float(c.num_samples), num_samples=c.num_samples)
-
-    def _test(self, job: Job) -> Reply:
-        data = self.federation.common(job.kind, *job.part)
-        c = self.client_context(job, data)
-        return Reply(-1, {"score": score(self.method, c, job.message["model"], data, self.eval_batch)})
-
-    _validate = _test
-
-    def _personal(self, job: Job) -> Reply:
-        c = self._visit(job)
-        params = self.method.personalise(c)
-        data = self.federation.local_test(job.client)
-        return Reply(job.client, {"score": score(self.method, c, params, data, self.eval_batch)})
+    def data(self, job: Job) -> LocalData:
+        """The data that a job is about."""
+        if job.kind in ("test", "validate"):
+            return self.federation.common(job.kind, *job.part)
+        return self.federation.local_test(job.client) if job.kind == "personal" else self.training_data(job)
 
 
-def run_client(method: Method, c: ClientContext) -> Reply:
+class Work(NamedTuple):
+    """What a job brought, before it is packed into a reply."""
+
+    groups: Groups
+    state: Groups
+    weight: Tensor | None = None
+
+
+def perform(method: Method, job: Job, c: ClientContext, data: LocalData, eval_batch: int) -> Work:
+    """The work of a prepared visit; the same slots in the same order for one client and for many at once."""
+    if job.kind == "train":
+        return run_client(method, c)
+    if job.kind == "survey":
+        return Work(method.survey(c), {})
+    params = method.personalise(c) if job.kind == "personal" else job.message["model"]
+    return Work({"score": score(method, c, params, data, eval_batch)}, {})
+
+
+def run_client(method: Method, c: ClientContext) -> Work:
     """A client's visit, from the prepared context to the reply."""
     params = method.train(c, method.start(c))
-    return Reply(
-        client=c.client,
-        groups=method.upload(c, params),
-        state=method.keep(c, params),
-        weight=float(method.weight(c, params)),
-        num_samples=c.num_samples,
-        num_steps=c.num_steps,
-        diagnostics=c.diagnostics.means(),
-    )
+    return Work(method.upload(c, params), method.keep(c, params), method.weight(c, params))
 
 
 def score(method: Method, c: ClientContext, params: Tree, data: LocalData, batch: int) -> Tree:
     """For each sample, whether it is predicted right and its loss."""
-    right, loss = [torch.empty(0, dtype=torch.bool)], [torch.empty(0)]
+    right, loss = [], []
     with torch.no_grad():
         for part in data.passes(batch):
             logits = method.predict(c, params, part.x)
             right.append(logits.argmax(1) == part.y)
-            loss.append(F.cross_entropy(logits, part.y, reduction="none").float())
+            loss.append(cross_entropy(logits, part.y).float())
+    if not right:
+        return {"right": torch.empty(0, dtype=torch.bool), "loss": torch.empty(0)}
     return {"right": torch.cat(right), "loss": torch.cat(loss)}
+
+
+@lru_cache(maxsize=4)
+def _decayed(settings: LocalSettings, decay: float, times: int) -> LocalSettings:
+    return replace(settings, lr=settings.lr * decay**times)

@@ -112,7 +112,7 @@ class Wrapper(Method):
         """The inner method's."""
         return self.inner.keep(c, params)
 
-    def weight(self, c: ClientContext, params: Tree) -> float:
+    def weight(self, c: ClientContext, params: Tree) -> Tensor:
         """The inner method's."""
         return self.inner.weight(c, params)
 

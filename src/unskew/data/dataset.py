@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -24,6 +24,10 @@ class Samples:
     def take(self, index: Tensor) -> Samples:
         """The samples at these positions."""
         return Samples(self.x[index], self.y[index])
+
+    def to(self, device: torch.device) -> Samples:
+        """The samples on this device."""
+        return Samples(self.x.to(device), self.y.to(device))
 
 
 @dataclass(frozen=True)
@@ -58,14 +62,21 @@ class Dataset:
         """The shape of one input: (channels, height, width) for images."""
         return tuple(self.train.x.shape[1:])
 
+    def to(self, device: torch.device) -> Dataset:
+        """The data set on this device, where every client's batches are gathered; itself if it is there already."""
+        if self.train.y.device == device:
+            return self
+        validation = self.validation.to(device) if self.validation is not None else None
+        return replace(self, train=self.train.to(device), test=self.test.to(device), validation=validation)
+
     def fingerprint(self) -> str:
         """A short hash of labels and a sample of the inputs: the same data give the same text."""
         digest = hashlib.sha256()
         for samples in (self.train, self.test):
             digest.update(repr((tuple(samples.x.shape), str(samples.x.dtype))).encode())
-            digest.update(samples.y.numpy().tobytes())
+            digest.update(samples.y.cpu().numpy().tobytes())
             step = max(1, len(samples) // 1000)
-            digest.update(samples.x[::step].contiguous().numpy().tobytes())
+            digest.update(samples.x[::step].cpu().contiguous().numpy().tobytes())
         return digest.hexdigest()[:16]
 
 

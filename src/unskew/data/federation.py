@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -11,8 +12,8 @@ import torch
 from unskew.core import seeds
 from unskew.data import local_tests
 from unskew.data.dataset import Dataset, Samples
-from unskew.data.local import LocalData
-from unskew.data.partition import Ints, Partition
+from unskew.data.holdings import Holdings, Ints
+from unskew.data.local import LocalData, Pipeline
 from unskew.data.transforms import Augment
 from unskew.errors import InputError
 
@@ -24,10 +25,10 @@ _PLAIN = Augment()
 
 @dataclass(frozen=True)
 class Federation:
-    """Who holds what. Clients are index lists; nothing is kept per client."""
+    """Who holds what. Clients are index lists, looked up or computed; nothing is kept per client."""
 
     dataset: Dataset
-    partition: Partition
+    partition: Holdings
     augment: Augment
     local_tests: LocalTest = "none"
     test_share: float = 0.25
@@ -37,23 +38,27 @@ class Federation:
     def __len__(self) -> int:
         return len(self.partition)
 
+    def size(self, client: int) -> int:
+        """How many samples a client holds, those kept for its tests included."""
+        return int(self.partition.sizes_of([client])[0])
+
     def train(self, client: int) -> LocalData:
         """A client's training data."""
-        return self._view(self.dataset.train, self.train_indices(client), self.augment)
+        return self._view(self.dataset.train, self.train_indices(client), self._training)
 
     def local_test(self, client: int) -> LocalData:
         """A client's own test data."""
         if self.local_tests == "none":
             raise InputError("this run has no local test sets; set evaluation.local_test to proportional or holdout")
         samples = self.dataset.train if self.local_tests == "holdout" else self.dataset.test
-        return self._view(samples, self.local_test_indices(client), _PLAIN)
+        return self._view(samples, self.local_test_indices(client), self._testing)
 
     def local_test_indices(self, client: int) -> Ints:
         """Where a client's test samples lie: in the test set, or (`holdout`) among the training samples."""
         if self.local_tests == "holdout":
             return self._holdout(client)[1]
-        labels, own = self.dataset.test.y.numpy(), self.partition[client]
-        counts = np.bincount(self.dataset.train.y.numpy()[own], minlength=self.dataset.num_classes)
+        labels, own = self.dataset.test.y.cpu().numpy(), self.partition[client]
+        counts = np.bincount(self.dataset.train.y.cpu().numpy()[own], minlength=self.dataset.num_classes)
         eligible = np.arange(len(labels))
         if self.dataset.groups is not None and self.dataset.test_groups is not None:
             # a client of one domain is tested on that domain
@@ -64,7 +69,7 @@ class Federation:
         """A part of the test set that all clients share, or of the validation set (kind `validate`)."""
         samples = self.dataset.validation if kind == "validate" else self.dataset.test
         assert samples is not None
-        return self._wrap(Samples(samples.x[start:stop], samples.y[start:stop]), _PLAIN)
+        return LocalData(Samples(samples.x[start:stop], samples.y[start:stop]), None, self._testing)
 
     def train_indices(self, client: int) -> Ints:
         """Where a client's training samples lie in the data set."""
@@ -73,11 +78,16 @@ class Federation:
     def _holdout(self, client: int) -> tuple[Ints, Ints]:
         return local_tests.holdout(self.partition[client], self.seed, client, self.test_share)
 
-    def _view(self, samples: Samples, indices: Ints, augment: Augment) -> LocalData:
-        return self._wrap(samples.take(torch.tensor(indices)), augment)
+    def _view(self, samples: Samples, indices: Ints, pipeline: Pipeline) -> LocalData:
+        return LocalData(samples, torch.from_numpy(np.array(indices)).to(samples.y.device), pipeline)
 
-    def _wrap(self, samples: Samples, augment: Augment) -> LocalData:
-        return LocalData(samples, self.dataset.num_classes, self.dataset.mean, self.dataset.std, augment)
+    @cached_property
+    def _training(self) -> Pipeline:
+        return Pipeline(self.dataset.num_classes, self.dataset.mean, self.dataset.std, self.augment)
+
+    @cached_property
+    def _testing(self) -> Pipeline:
+        return replace(self._training, augment=_PLAIN)
 
 
 def merged(dataset: Dataset) -> Dataset:

@@ -1,21 +1,23 @@
-"""One client's data as batches: gathered once a visit, shuffled by one gather an epoch, normalised, augmented."""
+"""One client's data as batches: one gather an epoch straight from the data set, normalised, augmented."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from unskew.data.dataset import Samples
-from unskew.data.transforms import Augment, normalise
+from unskew.data.transforms import Augment, Draws, normalise
 
 if TYPE_CHECKING:
     from unskew.core.context import LocalSettings
 
-_EPOCH_LIMIT = 256 << 20
+EPOCH_LIMIT = 256 << 20
 """Above this many bytes as float32, an epoch is gathered batch by batch instead of at once."""
 
 
@@ -25,38 +27,94 @@ class Batch(NamedTuple):
     x: Tensor
     y: Tensor
     positions: Tensor
+    mask: Tensor | None = None
+    """[B] bool: which samples are real, where short batches of stacked clients are padded; None: all of them."""
+
+    def mean(self, values: Tensor) -> Tensor:
+        """The mean over the batch's real samples of one value per sample, [B]."""
+        if self.mask is None:
+            return values.mean()
+        return torch.where(self.mask, values, 0.0).sum() / self.mask.sum().clamp(min=1)
+
+    def one_hot(self, num_classes: int) -> Tensor:
+        """[B, C] float: 1 at each real sample's class, all 0 for padding; its transpose sums samples by class."""
+        hot = self.y.unsqueeze(-1) == torch.arange(num_classes, device=self.y.device)
+        return (hot if self.mask is None else hot & self.mask.unsqueeze(-1)).float()
+
+    def cross_entropy(self, logits: Tensor) -> Tensor:
+        """The mean cross-entropy of the batch's real samples."""
+        if self.mask is None and not torch._C._functorch.is_batchedtensor(logits):
+            return F.cross_entropy(logits, self.y)
+        return self.mean(cross_entropy(logits, self.y))
 
 
-class LocalData:
-    """A client's samples (already its own, in memory) and how they become batches."""
+def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
+    """The cross-entropy of each sample, [B]; `F.cross_entropy` runs client by client under `vmap`, this does not."""
+    return -F.log_softmax(logits, -1).gather(-1, y.unsqueeze(-1)).squeeze(-1)
 
-    def __init__(
-        self, samples: Samples, num_classes: int, mean: tuple[float, ...], std: tuple[float, ...], augment: Augment
-    ) -> None:
-        self.samples, self.num_classes = samples, num_classes
-        self._mean, self._std, self._augment = mean, std, augment
 
-    def __len__(self) -> int:
-        return len(self.samples)
+@dataclass(frozen=True)
+class Pipeline:
+    """How samples become inputs of the model, the same for all clients."""
 
-    @functools.cached_property
-    def counts(self) -> Tensor:
-        """Samples of each class, [C] int64."""
-        return torch.bincount(self.samples.y, minlength=self.num_classes)
+    num_classes: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    augment: Augment
 
     @property
     def augmented(self) -> bool:
         """Whether batches are augmented."""
-        return not self._augment.is_identity
+        return not self.augment.is_identity
+
+    def inputs(self, x: Tensor, draws: Draws | None = None) -> Tensor:
+        """Normalised samples, varied by their random numbers if there are any."""
+        if draws is None:
+            return normalise(x, self.mean, self.std)
+        return self.augment.apply(x, draws, self.mean, self.std)
+
+    def draw(self, n: int, shape: tuple[int, ...], noise: torch.Generator | None) -> Draws | None:
+        """The random numbers of n samples; None: nothing is varied."""
+        return self.augment.draw(n, shape, noise) if noise is not None and self.augmented else None
+
+
+class LocalData:
+    """A client's samples, as positions in a data set that all clients share, and how they become batches."""
+
+    def __init__(self, source: Samples, index: Tensor | None, pipeline: Pipeline) -> None:
+        self.source, self.pipeline = source, pipeline
+        self.index = torch.arange(len(source), device=source.y.device) if index is None else index
+        self._whole = index is None
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    @functools.cached_property
+    def y(self) -> Tensor:
+        """The labels."""
+        return self.source.y[self.index]
+
+    @functools.cached_property
+    def counts(self) -> Tensor:
+        """Samples of each class, [C] int64."""
+        return torch.bincount(self.y, minlength=self.pipeline.num_classes)
+
+    @property
+    def device(self) -> torch.device:
+        """Where batches are made."""
+        return self.index.device
+
+    @property
+    def augmented(self) -> bool:
+        """Whether batches are augmented."""
+        return self.pipeline.augmented
 
     def batches(
-        self, settings: LocalSettings, order: torch.Generator, noise: torch.Generator, skip_single: bool
+        self, settings: LocalSettings, order: torch.Generator, noise: torch.Generator | None, skip_single: bool
     ) -> Iterator[Batch]:
         """The batches of a visit: `epochs` passes, or exactly `steps` batches over as many passes as that takes."""
         bounds = batch_bounds(len(self), settings.batch, settings.drop_last, skip_single)
-        if not bounds:
-            return
-        left = settings.steps if settings.steps is not None else settings.epochs * len(bounds)
+        left = num_steps(settings, len(bounds))
         while left > 0:
             taken = bounds[:left]
             left -= len(taken)
@@ -64,27 +122,36 @@ class LocalData:
 
     def passes(self, batch: int) -> Iterator[Batch]:
         """All samples once, in order, not augmented."""
-        for start, stop in _no_single_tail(batch_bounds(len(self), batch)):
-            part = self.samples.x[start:stop], self.samples.y[start:stop]
-            yield Batch(normalise(part[0], self._mean, self._std), part[1], torch.arange(start, stop))
+        for start, stop in no_single_tail(batch_bounds(len(self), batch)):
+            index = slice(start, stop) if self._whole else self.index[start:stop]
+            x, y = self.source.x[index], self.source.y[index]
+            yield Batch(self.pipeline.inputs(x), y, torch.arange(start, stop, device=y.device))
 
     def _epoch(
-        self, bounds: list[tuple[int, int]], shuffle: bool, order: torch.Generator, noise: torch.Generator
+        self, bounds: list[tuple[int, int]], shuffle: bool, order: torch.Generator, noise: torch.Generator | None
     ) -> Iterator[Batch]:
-        n, x, y = len(self), self.samples.x, self.samples.y
-        index = torch.randperm(n, generator=order) if shuffle else torch.arange(n)
-        draws = None if self._augment.is_identity else self._augment.draw(n, tuple(x.shape[1:]), noise)
-        y_epoch = y[index]
+        n, x = len(self), self.source.x
+        # drawn on the CPU, so that a run takes the same samples on every device
+        positions = (torch.randperm(n, generator=order) if shuffle else torch.arange(n)).to(self.index.device)
+        draws = self.pipeline.draw(n, tuple(x.shape[1:]), noise)
+        index = self.index[positions]
+        y = self.source.y[index]
         # float32 of everything at once costs memory on huge clients; then each batch gathers for itself
-        whole = normalise(x[index], self._mean, self._std) if draws is None and x.numel() * 4 <= _EPOCH_LIMIT else None
+        whole = draws is None and n * x[0].numel() * 4 <= EPOCH_LIMIT
+        inputs = self.pipeline.inputs(x[index]) if whole else None
         for start, stop in bounds:
-            if whole is not None:
-                inputs = whole[start:stop]
-            elif draws is None:
-                inputs = normalise(x[index[start:stop]], self._mean, self._std)
+            if inputs is not None:
+                part = inputs[start:stop]
             else:
-                inputs = self._augment.apply(x[index[start:stop]], draws.slice(start, stop), self._mean, self._std)
-            yield Batch(inputs, y_epoch[start:stop], index[start:stop])
+                part = self.pipeline.inputs(x[index[start:stop]], draws and draws.slice(start, stop))
+            yield Batch(part, y[start:stop], positions[start:stop])
+
+
+def num_steps(settings: LocalSettings, batches: int) -> int:
+    """How many steps a visit takes, where an epoch has so many batches."""
+    if batches == 0:
+        return 0
+    return settings.steps if settings.steps is not None else settings.epochs * batches
 
 
 def batch_bounds(n: int, size: int, drop_last: bool = False, skip_single: bool = False) -> list[tuple[int, int]]:
@@ -101,7 +168,7 @@ def batch_bounds(n: int, size: int, drop_last: bool = False, skip_single: bool =
     return bounds
 
 
-def _no_single_tail(bounds: list[tuple[int, int]]) -> list[tuple[int, int]]:
+def no_single_tail(bounds: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """A last batch of one sample joins the one before it: BatchNorm could not take statistics from it."""
     if len(bounds) > 1 and bounds[-1][1] - bounds[-1][0] == 1:
         return [*bounds[:-2], (bounds[-2][0], bounds[-1][1])]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from unskew.data.partition import Ints
+from unskew.data.holdings import Ints
 from unskew.errors import InputError
 
 

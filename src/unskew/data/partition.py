@@ -1,13 +1,9 @@
-"""Which training samples each client holds, and the file that keeps it."""
+"""Which training samples each client holds, client after client in one array, and the file that keeps it."""
 
 from __future__ import annotations
 
-import contextlib
-import csv
 import hashlib
-import io
 import json
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from unskew.data.dataset import Dataset
+from unskew.data.holdings import BLOCK, Holdings, Ints, check_fields, read_text, told_as_damage
 from unskew.errors import InputError
 
-Ints = NDArray[np.int64]
 FORMAT = "unskew-partition-1"
 FIELDS: dict[str, tuple[type, ...]] = {
     "split": (dict,),
@@ -31,21 +26,21 @@ FIELDS: dict[str, tuple[type, ...]] = {
     "hash": (str,),
     "clients": (list,),
 }
+ORIGIN = ("samples", "split", "seed", "data")
+_CLIENTS = '"clients": ['
+_PIECE = 1 << 17
 
 
 @dataclass(frozen=True, eq=False)
-class Partition:
+class Partition(Holdings):
     """Client k holds the samples `indices[offsets[k]:offsets[k + 1]]`; no sample belongs to two clients."""
 
     indices: Ints
     offsets: Ints
     samples: int
-    """How many training samples the data set has; clients may hold fewer."""
     split: dict[str, Any] = field(default_factory=dict)
-    """Name and options of the split that made it."""
     seed: int | None = None
     data: str = ""
-    """Fingerprint of the data set it was made for."""
 
     def __post_init__(self) -> None:
         for name in ("indices", "offsets"):
@@ -65,13 +60,8 @@ class Partition:
         return len(self.offsets) - 1
 
     def __getitem__(self, client: int) -> Ints:
-        if not -len(self) <= client < len(self):
-            raise IndexError(f"client must lie in 0..{len(self) - 1}, got {client}")
-        client %= len(self)
+        client = self._number(client)
         return self.indices[self.offsets[client] : self.offsets[client + 1]]
-
-    def __iter__(self) -> Iterator[Ints]:
-        return (self[client] for client in range(len(self)))
 
     @property
     def sizes(self) -> Ints:
@@ -83,81 +73,105 @@ class Partition:
         """The client that holds each entry of `indices`."""
         return np.repeat(np.arange(len(self)), self.sizes)
 
-    def fits(self, dataset: Dataset) -> bool:
-        """Whether it was made for this data set, as far as it says."""
-        return self.samples == len(dataset.train) and self.data in ("", dataset.fingerprint())
+    @property
+    def total(self) -> int:
+        """How many samples all clients hold together."""
+        return len(self.indices)
+
+    def sizes_of(self, clients: ArrayLike) -> Ints:
+        """How many samples each of these clients holds."""
+        numbers = np.asarray(clients, dtype=np.int64)
+        return self.offsets[numbers + 1] - self.offsets[numbers]
+
+    def flat(self, clients: Ints) -> tuple[Ints, Ints]:
+        """The samples of these clients, one client after the other, and how many each one has."""
+        sizes = self.sizes_of(clients)
+        # position p of the result lies p - (where its client starts there) after the client's start in `indices`
+        shifts = np.repeat(self.offsets[clients] - offsets_of(sizes)[:-1], sizes)
+        return self.indices[np.arange(len(shifts)) + shifts], sizes
 
     @cached_property
     def hash(self) -> str:
         """A short hash of who holds what, in which order: the same on every machine."""
-        digest = hashlib.sha256(self.offsets.astype("<i8").tobytes())
-        digest.update(self.indices.astype("<i8").tobytes())
+        digest = hashlib.sha256(np.ascontiguousarray(self.offsets, "<i8").data)
+        digest.update(np.ascontiguousarray(self.indices, "<i8").data)
         return digest.hexdigest()[:16]
 
-    def save(self, path: str | Path) -> None:
-        """Writes the partition as JSON; a file that holds anything else is never replaced."""
-        flat, ends = self.indices.tolist(), self.offsets.tolist()
-        document = {
+    def to_json(self) -> bytes:
+        """The document that `load` reads: the origin, and a list of samples per client."""
+        document: dict[str, Any] = {
             "format": FORMAT,
             "split": self.split,
             "seed": self.seed,
             "data": self.data,
             "samples": self.samples,
             "hash": self.hash,
-            "clients": [flat[start:end] for start, end in pairwise(ends)],
+            "clients": [],
         }
-        text = json.dumps(document) + "\n"
-        _write(Path(path), text)
+        lists = ", ".join(self._texts())
+        return f"{json.dumps(document)[:-2]}{lists}]}}\n".encode()
+
+    def _texts(self) -> Iterator[str]:
+        for start in range(0, len(self), BLOCK):
+            ends = self.offsets[start : start + BLOCK + 1]
+            flat, ends = self.indices[ends[0] : ends[-1]].tolist(), (ends - ends[0]).tolist()
+            yield json.dumps([flat[first:last] for first, last in pairwise(ends)])[1:-1]
 
     @classmethod
     def load(cls, path: str | Path) -> Partition:
         """Reads a saved partition; a damaged file is refused with the reason."""
-        try:
-            document = json.loads(Path(path).read_text(encoding="utf-8"))
-        except OSError as error:
-            raise InputError(f"cannot read partition '{path}': {error.strerror}; check the path") from None
-        except (ValueError, RecursionError) as error:
-            raise InputError(f"partition '{path}' is not valid JSON ({error}); save it again") from None
-        try:
-            return cls._from_document(document)
-        except InputError as error:
-            raise InputError(f"partition '{path}' is damaged: {error}; save it again") from None
+        return cls.from_text(path, read_text(path))
 
     @classmethod
-    def _from_document(cls, document: Any) -> Partition:
-        if not isinstance(document, dict) or document.get("format") != FORMAT:
-            raise InputError(f"expected an object whose format is '{FORMAT}'")
-        for key, kinds in FIELDS.items():
-            if key not in document or not isinstance(document[key], kinds):
-                raise InputError(f"'{key}' is {'of the wrong type' if key in document else 'missing'}")
-        clients = document["clients"]
-        # type() and not isinstance(): true and false would pass as the numbers 1 and 0
-        if set(map(type, clients)) - {list} or set(map(type, chain.from_iterable(clients))) - {int}:
-            raise InputError("'clients' must hold one list of whole numbers per client")
-        sizes = [len(part) for part in clients]
-        try:
-            indices = np.fromiter(chain.from_iterable(clients), np.int64, sum(sizes))
-        except OverflowError:
-            raise InputError("a sample index does not fit into 64 bits") from None
-        origin = {key: document[key] for key in ("samples", "split", "seed", "data")}
-        partition = cls(indices, offsets_of(sizes), **origin)
-        if partition.hash != document["hash"]:
-            raise InputError(f"its hash is {document['hash']!r} but its clients give '{partition.hash}'")
+    def from_text(cls, path: str | Path, text: str) -> Partition:
+        """The partition that a file's text stands for; `path` is for the error that names it."""
+        with told_as_damage(path):
+            pieces = _pieces(text)
+            origin = json.loads(next(pieces))
+            check_fields(origin, FORMAT, FIELDS)
+            sizes, indices = _arrays(chain([origin.pop("clients")], map(json.loads, pieces)))
+            partition = cls(indices, offsets_of(sizes), **{key: origin[key] for key in ORIGIN})
+            if partition.hash != origin["hash"]:
+                raise InputError(f"its hash is {origin['hash']!r} but its clients give '{partition.hash}'")
         return partition
-
-    def export_csv(self, path: str | Path, labels: ArrayLike) -> None:
-        """Writes one row `client,index,label` per sample held; a file that holds anything else is never replaced."""
-        rows = np.stack([self.owners, self.indices, np.asarray(labels)[self.indices]], axis=1)
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(["client", "index", "label"])
-        writer.writerows(rows.tolist())
-        _write(Path(path), text.getvalue())
 
 
 def offsets_of(sizes: ArrayLike) -> Ints:
     """Where each client's samples start in the flat list, and where the last one's end."""
     return np.concatenate([[0], np.cumsum(np.asarray(sizes, dtype=np.int64))]).astype(np.int64)
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """The document, without its clients if it was written here; then the clients, some at a time.
+
+    A million small lists at once would take a gigabyte, and minutes where the garbage collector walks over them.
+    """
+    head, found, lists = text.rstrip().rpartition(_CLIENTS)
+    if not found or not lists.endswith("]]}"):
+        yield text
+        return
+    yield f"{head}{found}]}}"
+    start, end = 0, len(lists) - 2
+    while start < end:
+        cut = lists.find("], [", start + _PIECE, end)
+        stop = cut + 1 if cut >= 0 else end
+        yield f"[{lists[start:stop]}]"
+        start = stop + 2
+
+
+def _arrays(blocks: Iterator[Any]) -> tuple[Ints, Ints]:
+    """Sizes and indices of the clients in these lists of lists."""
+    sizes, indices = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    for clients in blocks:
+        # type() and not isinstance(): true and false would pass as the numbers 1 and 0
+        if set(map(type, clients)) - {list} or set(map(type, chain.from_iterable(clients))) - {int}:
+            raise InputError("'clients' must hold one list of whole numbers per client")
+        sizes.append(np.fromiter(map(len, clients), np.int64, len(clients)))
+        try:
+            indices.append(np.fromiter(chain.from_iterable(clients), np.int64, int(sizes[-1].sum())))
+        except OverflowError:
+            raise InputError("a sample index does not fit into 64 bits") from None
+    return np.concatenate(sizes), np.concatenate(indices)
 
 
 def _check(indices: Ints, offsets: Ints, samples: int) -> None:
@@ -170,32 +184,8 @@ def _check(indices: Ints, offsets: Ints, samples: int) -> None:
     low, high = int(indices.min()), int(indices.max())
     if low < 0 or high >= samples:
         raise InputError(f"sample indices must lie in 0..{samples - 1}, got {low}..{high}")
-    held = np.bincount(indices)
-    if held.max() > 1:
-        raise InputError(f"sample {int(held.argmax())} is held {int(held.max())} times; a sample belongs to one client")
-
-
-def refuse_other(path: Path, content: bytes) -> None:
-    """An error where something else than this content lies at the path."""
-    try:
-        if path.exists() and (not path.is_file() or path.read_bytes() != content):
-            raise InputError(f"'{path}' exists and holds something else; remove it or choose another name")
-    except OSError as error:
-        raise InputError(f"cannot write '{path}': {error.strerror}; choose a writable place") from None
-
-
-def _write(path: Path, text: str) -> None:
-    """Writes all or nothing, and never over a file that holds something else."""
-    refuse_other(path, text.encode())
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("w", encoding="utf-8", newline="") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        raise InputError(f"cannot write '{path}': {error.strerror}; choose a writable place") from None
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
+    ordered = np.sort(indices)
+    twice = ordered[1:][ordered[1:] == ordered[:-1]]
+    if len(twice):
+        times = int(np.count_nonzero(ordered == twice[0]))
+        raise InputError(f"sample {int(twice[0])} is held {times} times; a sample belongs to one client")

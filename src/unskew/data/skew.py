@@ -9,11 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from unskew.data.partition import Ints, Partition
+from unskew.core import seeds
+from unskew.data.holdings import Holdings, Ints
+from unskew.data.partition import Partition, offsets_of
 from unskew.errors import InputError
 
 Floats = NDArray[np.float64]
 MATRIX_CLIENTS = 10_000
+CHOSEN_CLIENTS = 1000
 BLOCK_CELLS = 2_000_000
 
 
@@ -41,6 +44,8 @@ class SkewSummary:
 
     clients: int
     samples: int
+    described: int
+    """How many clients the figures below are over: all, or a fixed random choice of very many computed ones."""
     empty_clients: int
     sizes: Spread
     size_gini: float
@@ -61,24 +66,38 @@ class SkewSummary:
         return asdict(self)
 
 
-def label_counts(partition: Partition, labels: ArrayLike, classes: int) -> Ints:
-    """The matrix [clients, classes] of sample counts; for very many clients use `describe`."""
-    if len(partition) > MATRIX_CLIENTS:
+def chosen_clients(partition: Holdings) -> Ints:
+    """All clients or, of more than a table can hold, a fixed random choice in rising order."""
+    if len(partition) <= MATRIX_CLIENTS:
+        return np.arange(len(partition))
+    return np.array(sorted(seeds.cohort(0, 0, len(partition), CHOSEN_CLIENTS)))
+
+
+def label_counts(partition: Holdings, labels: ArrayLike, classes: int, clients: Ints | None = None) -> Ints:
+    """The matrix [clients, classes] of sample counts, of all clients or these; for very many use `describe`."""
+    if clients is None and len(partition) > MATRIX_CLIENTS:
         raise InputError(f"counts are kept for up to {MATRIX_CLIENTS} clients, got {len(partition)}; use describe")
-    return _block(partition, np.asarray(labels), classes, 0, len(partition))
+    held = partition.flat(np.arange(len(partition)) if clients is None else clients)
+    return next(_blocks(*held, np.asarray(labels), classes, len(held[1])))
 
 
-def describe(partition: Partition, labels: ArrayLike, classes: int) -> SkewSummary:
+def describe(partition: Holdings, labels: ArrayLike, classes: int) -> SkewSummary:
     """Summary of sizes and label skew, in little memory however many clients there are."""
-    labels, sizes = np.asarray(labels), partition.sizes
-    if not len(partition.indices):
+    if isinstance(partition, Partition):
+        indices, sizes = partition.indices, partition.sizes
+    else:  # computing a million clients would take a minute
+        indices, sizes = partition.flat(chosen_clients(partition))
+    labels = np.asarray(labels)
+    if not len(indices):
         raise InputError("cannot describe a partition whose clients hold no samples; cut the data first")
-    overall = np.bincount(labels[partition.indices], minlength=classes) / len(partition.indices)
-    blocks = [_distances(counts, overall) for counts in _blocks(partition, labels, classes)]
+    overall = np.bincount(labels[indices], minlength=classes) / len(indices)
+    step = max(1, BLOCK_CELLS // classes)
+    blocks = [_distances(counts, overall) for counts in _blocks(indices, sizes, labels, classes, step)]
     held, effective, variation, kl, js = (Spread.of(row) for row in np.concatenate(blocks, axis=1))
     return SkewSummary(
         clients=len(partition),
-        samples=len(partition.indices),
+        samples=partition.total,
+        described=len(sizes),
         empty_clients=int((sizes == 0).sum()),
         sizes=Spread.of(sizes),
         size_gini=gini(sizes),
@@ -98,17 +117,14 @@ def gini(sizes: ArrayLike) -> float:
     return float((2 * ranks - len(ordered) - 1) @ ordered / (len(ordered) * total)) if total else 0.0
 
 
-def _blocks(partition: Partition, labels: Ints, classes: int) -> Iterator[Ints]:
-    step = max(1, BLOCK_CELLS // classes)
-    for start in range(0, len(partition), step):
-        yield _block(partition, labels, classes, start, min(start + step, len(partition)))
-
-
-def _block(partition: Partition, labels: Ints, classes: int, start: int, stop: int) -> Ints:
-    """Counts of the clients start..stop-1."""
-    held = labels[partition.indices[partition.offsets[start] : partition.offsets[stop]]]
-    rows = np.repeat(np.arange(stop - start), partition.sizes[start:stop])
-    return np.bincount(rows * classes + held, minlength=(stop - start) * classes).reshape(-1, classes)
+def _blocks(indices: Ints, sizes: Ints, labels: Ints, classes: int, step: int) -> Iterator[Ints]:
+    """Sample counts [clients, classes], so many clients at a time."""
+    offsets = offsets_of(sizes)
+    for start in range(0, len(sizes), step):
+        some = sizes[start : start + step]
+        held = labels[indices[offsets[start] : offsets[start + len(some)]]]
+        cells = np.repeat(np.arange(len(some)), some) * classes + held
+        yield np.bincount(cells, minlength=len(some) * classes).reshape(-1, classes)
 
 
 def _distances(counts: Ints, overall: Floats) -> Floats:

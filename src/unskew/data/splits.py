@@ -2,41 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pydantic
 from numpy.random import RandomState
 from numpy.typing import NDArray
 
-from unskew.core.registry import Component, Registry, param, to_table
+from unskew.core.registry import param, to_table
 from unskew.data.dataset import Dataset
-from unskew.data.partition import Ints, Partition, offsets_of
+from unskew.data.holdings import Holdings, Ints
+from unskew.data.lazy import load_partition
+from unskew.data.split import Split, splits
 from unskew.errors import InputError
 
+__all__ = ["Split", "splits"]
+
 Cap = Literal["integer", "real", "none"]
-
-
-class Split(Component):
-    """Cuts the training samples of a data set into clients."""
-
-    def cut(self, dataset: Dataset, clients: int, seed: int) -> Partition:
-        """Which client holds which sample; the same arguments give the same partition."""
-        _check(dataset, clients, seed)
-        indices, sizes = self.assign(dataset, clients, RandomState(seed))
-        origin: dict[str, Any] = {"split": to_table(self), "seed": seed, "data": dataset.fingerprint()}
-        return Partition(indices, offsets_of(sizes), len(dataset.train), **origin)
-
-    def assign(self, dataset: Dataset, clients: int, rng: RandomState) -> tuple[Ints, Ints]:
-        """The sample indices, client after client, and how many of them each client gets."""
-        raise NotImplementedError
-
-    def fixed_clients(self, dataset: Dataset) -> int | None:
-        """The number of clients where the split itself decides it, else None."""
-        return None
-
-
-splits: Registry[Split] = Registry("split", Split)
 
 
 @splits.register("iid")
@@ -180,9 +162,9 @@ class File(Split):
 
     path: str = param(doc="the JSON file of the partition")
 
-    def cut(self, dataset: Dataset, clients: int, seed: int) -> Partition:
+    def cut(self, dataset: Dataset, clients: int, seed: int) -> Holdings:
         """The partition as saved, if it was made for these data and this number of clients; the seed plays no part."""
-        saved = Partition.load(self.path)
+        saved = load_partition(self.path, dataset)
         if saved.samples != len(dataset.train):
             raise InputError(
                 f"partition '{self.path}' is for {saved.samples} samples, data '{dataset.name}' have "
@@ -199,15 +181,7 @@ class File(Split):
 
     def fixed_clients(self, dataset: Dataset) -> int | None:
         """The number of clients in the file."""
-        return len(Partition.load(self.path))
-
-
-def _check(dataset: Dataset, clients: int, seed: int) -> None:
-    samples = len(dataset.train)
-    if not 1 <= clients <= samples:
-        raise InputError(f"the number of clients must lie in 1..{samples}, the number of samples; got {clients}")
-    if not 0 <= seed < 2**32:
-        raise InputError(f"the seed of a split must lie in 0..{2**32 - 1}, got {seed}")
+        return len(load_partition(self.path, dataset))
 
 
 def _labels(dataset: Dataset) -> Ints:

@@ -13,6 +13,8 @@ from unskew.errors import ClientError, InputError, one_line
 class Serial:
     """Works off the jobs in order."""
 
+    longest_first = False
+
     def __init__(self, task: Task) -> None:
         self.task = task
 

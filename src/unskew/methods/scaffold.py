@@ -16,6 +16,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from torch import Tensor
+
 from unskew.core import tree
 from unskew.core.context import ClientContext, ServerContext
 from unskew.core.method import Method, methods
@@ -74,14 +76,13 @@ class Scaffold(Method):
 
     def _control(self, c: ClientContext, params: Tree) -> Tree:
         """c_i - c + (x - y_i) / (K' eta), option II; unchanged by a visit without steps."""
-        if c.num_steps == 0:
-            return c.state["control"]
         moved = tree.sub(tree.select(c.message["model"], c.trainable), tree.select(params, c.trainable))
         drift = tree.scale(moved, 1.0 / (self._steps(c) * c.settings.lr))
-        return tree.add(tree.sub(c.state["control"], c.message["control"]), drift)
+        new = tree.add(tree.sub(c.state["control"], c.message["control"]), drift)
+        return tree.where(c.num_steps > 0, new, c.state["control"])
 
-    def _steps(self, c: ClientContext) -> float:
+    def _steps(self, c: ClientContext) -> Tensor:
         steps, m = c.num_steps, c.settings.momentum
         if self.divisor == "plain" or m == 0:
-            return float(steps)
+            return steps
         return (steps - m * (1 - m**steps) / (1 - m)) / (1 - m)

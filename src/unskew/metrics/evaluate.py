@@ -22,8 +22,9 @@ def score_global(task: Task, executor: Executor, server: Groups, round_: int, ki
     message = task.method.publish(task.server_context(round_, server=server), server)
     size = len(_labels(task, kind))
     # parts of fixed size: which executor works on them, and how many workers it has, changes no bit
-    parts = [(start, min(start + task.eval_batch, size)) for start in range(0, size, task.eval_batch)]
-    jobs = (Job(kind, round_, -1, message, part=part) for part in parts)
+    starts = range(0, max(1, size - 1), task.eval_batch)  # a last sample alone would have no batch statistics
+    parts = list(zip(starts, [*starts[1:], size], strict=True))
+    jobs = (Job(kind, round_, -1, message, part=(start, stop), size=stop - start) for start, stop in parts)
     scores = [reply.groups["score"] for reply in executor.run(jobs)]
     return {key: torch.cat([score[key] for score in scores]) for key in ("right", "loss")}
 
@@ -37,7 +38,7 @@ def figures_of(task: Task, score: Tree, kind: Kind = "test") -> dict[str, Any]:
     return {
         "accuracy": _mean(score["right"]),
         "loss": _mean(score["loss"]),
-        "class_accuracy": [None if n == 0 else float(r / n) for r, n in zip(right, count, strict=True)],
+        "class_accuracy": [None if n == 0 else r / n for r, n in zip(right.tolist(), count.tolist(), strict=True)],
     }
 
 
@@ -73,8 +74,8 @@ def _looked_up(task: Task, known: Tree, clients: list[int]) -> Iterator[tuple[in
 def _computed(
     task: Task, executor: Executor, store: StateStore, server: Groups, round_: int, clients: list[int]
 ) -> Iterator[tuple[int, Tree]]:
-    s = task.server_context(round_, server=server)
-    jobs = (Job("personal", round_, k, task.method.download(s, server, k), store.get(k)) for k in clients)
+    s, size = task.server_context(round_, server=server), task.federation.size
+    jobs = (Job("personal", round_, k, task.method.download(s, server, k), store.get(k), size=size(k)) for k in clients)
     for reply in executor.run(jobs):
         yield reply.client, reply.groups["score"]
 
@@ -98,7 +99,7 @@ def _labels(task: Task, kind: Kind) -> Tensor:
     """The labels of the set."""
     samples = task.federation.dataset.validation if kind == "validate" else task.federation.dataset.test
     assert samples is not None
-    return samples.y
+    return samples.y.cpu()
 
 
 def _mean(values: Tensor) -> float:

@@ -24,9 +24,12 @@ SHADES = LinearSegmentedColormap.from_list("counts", ["#dcebf5", "#8dbfdd", "#3a
 
 
 def plot_split(
-    counts: ArrayLike, classes: Sequence[str], path: str | Path, title: str, clients: Sequence[str] = ()
+    counts: ArrayLike, classes: Sequence[str], path: str | Path, title: str, clients: Sequence[str] = (), of: int = 0
 ) -> None:
-    """Draws counts [clients, classes] as bubbles or a heat map with client sizes above; the suffix sets the format."""
+    """Draws counts [clients, classes] as bubbles or a heat map with client sizes above; the suffix sets the format.
+
+    `clients` names them; `of` says how many there are if the counts are of a random choice.
+    """
     full = np.asarray(counts, dtype=np.int64)
     shown = thinned(len(full), MOST_CLIENTS)
     cells, names = _merged(full[shown], list(classes))
@@ -41,7 +44,7 @@ def plot_split(
     _scale(figure, figure.add_subplot(grid[1, 1]), drawn)
     _sizes(top, full.sum(axis=1)[shown])
     _ticks(main, [clients[k] if clients else str(k) for k in shown], names)
-    _headings(top, title, full)
+    _headings(top, title, full, of)
     figure.savefig(path, dpi=150, bbox_inches="tight", pad_inches=0.2, facecolor="white")
 
 
@@ -114,7 +117,7 @@ def _sizes(axes: Axes, sizes: Counts) -> None:
 
 def _ticks(axes: Axes, clients: list[str], classes: list[str]) -> None:
     """Every label where they fit, else evenly spaced ones."""
-    for axis, texts, room in ((axes.xaxis, clients, 25), (axes.yaxis, classes, 40)):
+    for axis, texts, room in ((axes.xaxis, clients, 25 if len(clients[-1]) < 6 else 10), (axes.yaxis, classes, 40)):
         step = next(s for base in (1, 10, 100) for s in (base, 2 * base, 5 * base) if len(texts) <= s * room)
         axis.set_ticks(range(0, len(texts), step), [_short(text) for text in texts[::step]])
     axes.set_xlabel("client", fontsize=9, color=MUTED)
@@ -126,9 +129,11 @@ def _short(text: str) -> str:
     return text if len(text) <= 24 else text[:23] + "…"
 
 
-def _headings(axes: Axes, title: str, counts: Counts) -> None:
+def _headings(axes: Axes, title: str, counts: Counts, of: int) -> None:
     held = np.median((counts > 0).sum(axis=1))
     facts = [f"{len(counts):,} clients", f"{counts.sum():,} samples", f"median {held:g} of {counts.shape[1]} classes"]
+    if of > len(counts):
+        facts[0] = f"{len(counts):,} of {of:,} clients, chosen at random"
     if len(counts) > MOST_CLIENTS:
         facts.append(f"{MOST_CLIENTS} clients shown")
     axes.annotate(title, (0, 1), (0, 26), "axes fraction", "offset points", fontsize=13, fontweight="bold", color=INK)

@@ -1,0 +1,171 @@
+"""A cohort as one batch: slots run once for many clients under `vmap`. For many small clients; see docs/performance.md.
+
+Results equal those of `serial` up to rounding: sums are taken in another order (docs/performance.md states how close).
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+
+from unskew.core import seeds
+from unskew.core.jobs import Job, Reply
+from unskew.core.task import Task, Work, perform
+from unskew.core.tree import Groups
+from unskew.data.local import LocalData
+from unskew.data.stacked import StackedData
+from unskew.errors import one_line
+from unskew.executors.cohort import Cohort, LaneData
+from unskew.executors.compiled import CompiledLanes, Compiler
+from unskew.executors.lanes import LaneDiagnostics, Lanes
+from unskew.executors.masked import LanedLayers
+from unskew.executors.serial import Serial
+
+log = logging.getLogger(__name__)
+
+
+class Stacked:
+    """Runs jobs of clients in chunks, each chunk at once; replies come in the order of the jobs."""
+
+    longest_first = False
+
+    def __init__(self, task: Task, chunk: int, compiled: bool = False) -> None:
+        self.task, self.chunk = task, chunk
+        self._compiler = Compiler() if compiled else None
+        self._layers = LanedLayers(task)
+        self._serial = Serial(task)
+        self._one_by_one: set[str] = set()
+        if not task.method.stackable:
+            log.warning("%s says that its clients cannot be stacked; they work one by one", task.method.name)
+            self._one_by_one = {"train", "survey", "personal"}
+
+    @property
+    def fell_back(self) -> bool:
+        """Whether any kind of work turned out to be possible one by one only."""
+        return bool(self._one_by_one)
+
+    def run(self, jobs: Iterable[Job]) -> Iterator[Reply]:
+        """A reply for each job, in order."""
+        waiting = iter(jobs)
+        while chunk := list(itertools.islice(waiting, self.chunk)):
+            yield from self._replies(chunk)
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+    def _replies(self, jobs: list[Job]) -> Iterable[Reply]:
+        kind = jobs[0].kind
+        if jobs[0].client < 0 or kind in self._one_by_one:
+            return self._serial.run(jobs)
+        # every count of clients would be a graph of its own: clients who are not there are played by the first one
+        missing = min(self.chunk, self.task.cohort_size) - len(jobs) if self._compiler and kind == "train" else 0
+        try:
+            with self.task.part("evaluation" if kind == "personal" else "rest"):
+                return self._at_once([*jobs, *jobs[:1] * missing])[: len(jobs)]
+        except Exception as error:
+            # a real fault of a client shows itself again there, with the client's name
+            replies = list(self._serial.run(jobs))
+            log.warning(
+                "%s of %s cannot run for many clients at once (%s: %s); clients work one by one",
+                kind, self.task.method.name, type(error).__name__, one_line(error),
+            )  # fmt: skip
+            self._one_by_one.add(kind)
+            return replies
+
+    def _at_once(self, jobs: list[Job]) -> list[Reply]:
+        began = time.perf_counter()
+        task, compiler = self.task, self._compiler
+        device = task.device.kind
+        lanes = Lanes(len(jobs), device) if compiler is None else CompiledLanes(len(jobs), device, compiler)
+        clients = tuple(job.client for job in jobs)
+        own = [task.training_data(job) for job in jobs]
+        tested = [task.data(job) for job in jobs] if jobs[0].kind == "personal" else own
+        states = self._states(jobs, own)
+        diagnostics = LaneDiagnostics(lanes)
+        with lanes, self._layers.replaced(lanes, jobs):
+            job = replace(
+                jobs[0],
+                client=cast("int", lanes.wrap(torch.tensor(clients, device=device))),
+                message=task.device.there(lanes.wrap_groups([job.message for job in jobs])),
+                state=task.device.there(lanes.wrap_groups(states)),
+            )
+            data = cast("LocalData", LaneData(StackedData(own), lanes))
+            c = task.visit(
+                job, data, task.charged(lanes), context=Cohort, diagnostics=diagnostics, clients=clients, lanes=lanes,
+                even=compiler is not None,
+            )  # fmt: skip
+            about = data if tested is own else cast("LocalData", LaneData(StackedData(tested), lanes))
+            work = _below(lanes, perform(task.method, job, c, about, task.eval_batch))
+        seconds = (time.perf_counter() - began) / len(jobs)
+        return self._packed(jobs, work, diagnostics, [len(part) for part in tested], seconds)
+
+    def _states(self, jobs: list[Job], own: list[LocalData]) -> list[Groups]:
+        """Each client's state; who comes for the first time gets its initial one, as if it were alone."""
+        states = [job.state for job in jobs]
+        if any(states) and not all(states):
+            for place, (job, data) in enumerate(zip(jobs, own, strict=True)):
+                if not job.state:
+                    seeds.seed_layers(self.task.seed, f"layers/{job.kind}", job.round, job.client)
+                    states[place] = self.task.method.init_client(self.task.client_context(job, data))
+        return states
+
+    def _packed(
+        self, jobs: list[Job], work: Work, diagnostics: LaneDiagnostics, lengths: list[int], seconds: float
+    ) -> list[Reply]:
+        device, count = self.task.device, len(jobs)
+        groups, state = _split(device.back(work.groups), count), _split(device.back(work.state), count)
+        if "score" in work.groups:  # padding is no sample
+            groups = [
+                {"score": {key: value[:n] for key, value in own["score"].items()}}
+                for own, n in zip(groups, lengths, strict=True)
+            ]
+        weights = lengths if work.weight is None else work.weight.tolist()
+        counted, noted, finite = diagnostics.counted.tolist(), diagnostics.of_each(), _finite(work.groups, count)
+        rows = zip(jobs, groups, state, weights, lengths, counted, noted, finite, strict=True)
+        return [
+            Reply(
+                client=job.client, groups=sent, weight=float(weight), num_samples=length, num_steps=int(steps),
+                # a state that is kept must not keep the whole chunk in memory
+                state={group: {name: value.clone() for name, value in tree.items()} for group, tree in kept.items()},
+                seconds=seconds, diagnostics=means, finite=is_finite,
+            )
+            for job, sent, kept, weight, length, steps, means, is_finite in rows
+        ]  # fmt: skip
+
+
+def _below(lanes: Lanes, work: Work) -> Work:
+    """The work's tensors [K, ...], no longer wrapped."""
+
+    def every(groups: Groups) -> Groups:
+        return {group: {name: lanes.unwrap(value) for name, value in tree.items()} for group, tree in groups.items()}
+
+    weight = None if work.weight is None else lanes.unwrap(torch.as_tensor(work.weight))
+    return Work(every(work.groups), every(work.state), weight)
+
+
+def _finite(groups: Groups, count: int) -> list[bool]:
+    """For each client whether its part holds no NaN or infinity."""
+    floats = [value for tree in groups.values() for value in tree.values() if value.is_floating_point()]
+    if not floats:
+        return [True] * count
+    sums = torch.stack([value.reshape(count, -1).sum(1).double() for value in floats]).isfinite().all(0).tolist()
+    if not all(sums):  # a sum may overflow although no entry does
+        each = torch.stack([value.reshape(count, -1).isfinite().all(1) for value in floats])
+        return each.all(0).tolist()
+    return sums
+
+
+def _split(groups: Groups, count: int) -> list[Groups]:
+    """Each client's part of stacked groups."""
+    parts: list[dict[str, Any]] = [{group: {} for group in groups} for _ in range(count)]
+    for group, tree in groups.items():
+        for name, value in tree.items():
+            for own, part in zip(parts, value.unbind(0), strict=True):
+                own[group][name] = part
+    return parts

@@ -1,0 +1,282 @@
+"""Many clients at once: the same results as one by one, within the stated tolerance."""
+
+import shutil
+
+import pytest
+import torch
+from torch import nn
+
+from support import STACKED_TOLERANCE, gap, initial_model
+from unskew import engine
+from unskew.config import from_table
+from unskew.core.method import Method, methods
+from unskew.data.dataset import Dataset, Samples
+from unskew.errors import ClientError
+from unskew.executors.compiled import CompiledLanes
+from unskew.models.own import Given
+
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch's compiler needs g++")
+
+
+def images(n=90, shape=(3, 8, 8), classes=4, sizes=(1, 9, 17, 30, 33)):
+    """Ragged clients: one with a single sample, one whose last batch is one sample, none of equal size."""
+    rng = torch.Generator().manual_seed(0)
+    y = torch.randint(classes, (n,), generator=rng)
+    x = torch.randint(0, 100, (n, *shape), generator=rng, dtype=torch.uint8) + (40 * y).to(torch.uint8).view(
+        -1, 1, 1, 1
+    )
+    groups = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
+    names = tuple(f"site{k}" for k in range(len(sizes)))
+    mean, std = (0.5,) * shape[0], (0.5,) * shape[0]
+    samples = Samples(x, y)
+    return Dataset("ragged", samples, samples, tuple("abcd"), mean, std, groups=groups, group_names=names)
+
+
+DATA = images()
+LOCAL = {"batch": 8, "epochs": 2, "lr": 0.05, "momentum": 0.9, "weight_decay": 0.001}
+
+
+def play(executor, data=DATA, **options):
+    execution = {"executor": executor, "memory_format": "contiguous", **options.pop("execution", {})}
+    table = {"model": "cnn8", "split": "natural", "rounds": 2, "seed": 5, "local": LOCAL, "execution": execution}
+    return engine.run(from_table({**table, **options}), dataset=data)
+
+
+def assert_alike(data=DATA, execution=None, **options):
+    """Both runs, after checking that they tell the same story."""
+    serial, stacked = play("serial", data, **options), play("stacked", data, **options, execution=execution or {})
+    assert gap(stacked, serial, initial_model(serial.run, data)) < STACKED_TOLERANCE
+    for mine, theirs in zip(stacked.rounds, serial.rounds, strict=True):
+        exact = ("clients", "dropped", "excluded", "bytes_up", "bytes_down", "lr")
+        assert {key: mine.get(key) for key in exact} == {key: theirs.get(key) for key in exact}
+        if theirs.get("train_loss") is not None:
+            assert mine["train_loss"] == pytest.approx(theirs["train_loss"], rel=1e-3)
+    for name, value in serial.server["buffers"].items():
+        torch.testing.assert_close(stacked.server["buffers"][name], value, rtol=1e-3, atol=1e-4)
+    return serial, stacked
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 5, 64])
+@pytest.mark.parametrize("model", ["mlp", "cnn8(norm=batch)"])
+def test_ragged_clients_in_chunks_of_any_size(model, chunk, caplog):
+    assert_alike(model=model, execution={"chunk": chunk})
+    assert "one by one" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "local",
+    [
+        {"steps": 7}, {"drop_last": True}, {"shuffle": False}, {"momentum": 0.0, "weight_decay": 0.0},
+        {"batch": 64}, {"lr_decay": 0.5}, {"buffers": "local"}, {"buffers": "reset"},
+    ],
+)  # fmt: skip
+def test_every_local_setting(local, caplog):
+    assert_alike(model="cnn8(norm=batch)", local={**LOCAL, **local})
+    assert "one by one" not in caplog.text
+
+
+@pytest.mark.parametrize("method", ["fedprox(mu=1.0)", "scaffold"])
+def test_methods_with_terms_and_state(method, caplog):
+    assert_alike(method=method, model="cnn8(norm=batch)", rounds=3, sample=0.6)
+    assert "one by one" not in caplog.text
+
+
+def test_batches_of_one():
+    assert_alike(model="mlp", local={**LOCAL, "batch": 1})
+
+
+class Double(nn.Module):
+    """Takes its inputs to double precision."""
+
+    def forward(self, x):
+        return x.double()
+
+
+@pytest.mark.parametrize("buffers", ["average", "local"])
+@pytest.mark.parametrize("method", ["fedavg", "scaffold"])
+def test_in_double_precision_nothing_but_the_last_digits_differs(method, buffers):
+    torch.manual_seed(0)
+    body = [
+        Double(),
+        nn.Conv2d(3, 8, 3),
+        nn.BatchNorm2d(8),
+        nn.MaxPool2d(2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(72, 16),
+    ]
+    model = Given.of(nn.Sequential(*body, nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 4)).double(), "9")
+    serial, stacked = assert_alike(method=method, model=model, rounds=4, local={**LOCAL, "buffers": buffers})
+    assert gap(stacked, serial, initial_model(serial.run, DATA)) < 1e-9
+
+
+def test_augmentation_draws_each_clients_own_stream():
+    assert_alike(augment="augment(crop=2,flip=true,cutout=3)")
+
+
+def test_dropped_clients_and_holdout_tests():
+    assert_alike(dropout=0.4, rounds=4, evaluation={"local_test": "holdout", "clients_every": 1})
+
+
+def with_dropout():
+    torch.manual_seed(0)
+    body = [
+        nn.Conv2d(3, 6, 3),
+        nn.ReLU(),
+        nn.Dropout2d(0.3),
+        nn.Flatten(),
+        nn.Linear(216, 16),
+        nn.ReLU(),
+        nn.Dropout(0.5),
+    ]
+    return nn.Sequential(*body, nn.Linear(16, 4))
+
+
+def test_dropout_draws_each_clients_own_stream(caplog):
+    assert_alike(model=Given.of(with_dropout(), "7"))
+    assert "one by one" not in caplog.text
+
+
+def test_batchnorm_convnet_on_cifar_sized_images_over_five_rounds(tmp_path):
+    data = images(60, (3, 32, 32), sizes=(12, 20, 28))
+    options = {"model": "convnet3(norm=batch,width=16)", "rounds": 5, "local": {**LOCAL, "epochs": 1, "lr": 0.01}}
+    serial, _ = assert_alike(data, **options)
+    pool = play("pool", data, **options, execution={"workers": 2})
+    for group, values in serial.server.items():
+        for name, value in values.items():
+            assert torch.equal(value, pool.server[group][name]), (group, name)
+
+
+@methods.register("test_python_branch")
+class PythonBranch(Method):
+    """Looks at a value in Python, which many clients cannot do at once."""
+
+    def weight(self, c, params):
+        return c.num_samples if float(c.num_samples) > 10 else c.num_samples * 2
+
+
+@methods.register("test_fails_at_two")
+class FailsAtTwo(Method):
+    """Client 2 fails."""
+
+    def start(self, c):
+        if c.num_samples == 17:
+            raise ZeroDivisionError("seventeen")
+        return super().start(c)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def only_here():
+    yield
+    for name in (
+        "test_python_branch",
+        "test_fails_at_two",
+        "test_keeps_a_tensor",
+        "test_round_in_loss",
+        "test_hidden_round",
+    ):
+        methods._classes.pop(name, None)
+
+
+def test_what_cannot_be_stacked_runs_one_by_one_and_says_so(caplog):
+    serial, stacked = play("serial", method="test_python_branch"), play("stacked", method="test_python_branch")
+    assert caplog.text.count("train of test_python_branch cannot run for many clients at once") == 1
+    for name, value in serial.server["model"].items():
+        assert torch.equal(value, stacked.server["model"][name])
+
+
+def test_a_client_that_fails_is_named():
+    with pytest.raises(ClientError, match=r"client 2 failed in round 1.*seventeen"):
+        play("stacked", method="test_fails_at_two")
+
+
+def test_a_client_that_diverges_is_left_out_alone():
+    serial, stacked = (
+        play(executor, local={**LOCAL, "lr": 1e20, "epochs": 1, "batch": 9}) for executor in ("serial", "stacked")
+    )
+    assert stacked.rounds[1]["excluded"] == serial.rounds[1]["excluded"]
+
+
+# ------------------------------------------------------------------------------------------------- compiled
+
+COMPILED = {"compile": True, "chunk": 5}
+
+
+@needs_compiler
+@pytest.mark.parametrize("method", ["fedprox(mu=1.0)", "scaffold"])
+def test_compiled_steps_are_the_same_steps(method, caplog):
+    assert_alike(
+        method=method, model="mlp(hidden=[16])", rounds=4, local={**LOCAL, "lr_decay": 0.7}, execution=COMPILED
+    )
+    assert "not compiled" not in caplog.text and "one by one" not in caplog.text
+
+
+@needs_compiler
+def test_one_graph_however_many_clients_there_are(caplog, monkeypatch):
+    traced = []
+    monkeypatch.setattr(CompiledLanes, "_traced", lambda self, *_, **__: traced.append(self.count) or 1 / 0)
+    assert_alike(model="mlp(hidden=[16])", rounds=4, dropout=0.4, execution={"compile": True, "chunk": 3})
+    assert set(traced) == {3}
+
+
+@needs_compiler
+def test_a_graph_that_no_longer_computes_what_the_slots_say_is_found_out(caplog):
+    assert_alike(method="test_hidden_round", model="mlp(hidden=[16])", rounds=6, execution=COMPILED)
+    assert "no longer computes what the slots say" in caplog.text
+
+
+@needs_compiler
+def test_compiled_batchnorm_keeps_its_statistics(caplog):
+    assert_alike(model="cnn8(norm=batch)", execution=COMPILED)
+    assert "not compiled" not in caplog.text
+
+
+@methods.register("test_keeps_a_tensor")
+class KeepsTensor(Method):
+    """Closes over a tensor of its own, which a compiled step would take for a constant."""
+
+    def train(self, c, params):
+        own = c.counts.float() / c.counts.sum()
+
+        def gradient(c, p, batch):
+            return c.grad(lambda q: self.loss(c, q, batch) + batch.mean(c.forward(q, batch.x).logits @ own), p)
+
+        from unskew.core import local
+
+        return local.sgd(c, params, gradient)
+
+
+@methods.register("test_round_in_loss")
+class RoundInLoss(Method):
+    """Branches on the round in Python, which a compiled step would never do again."""
+
+    def loss(self, c, params, batch):
+        value = super().loss(c, params, batch)
+        return value * 2 if c.round > 1 else value
+
+
+@methods.register("test_hidden_round")
+class HiddenRound(Method):
+    """A number of the round that hides in a dictionary, where no trace can see it."""
+
+    def prepare(self, c):
+        plain, hidden = c.forward, {"scale": 0.5 if c.round > 1 else 1.0}
+
+        def forward(params, x, mode="train", buffers=None, layers=None):
+            out = plain(params, x, mode, buffers, layers)
+            return out._replace(logits=out.logits * hidden["scale"])
+
+        return c.with_forward(forward)
+
+
+@needs_compiler
+@pytest.mark.parametrize("method", ["test_keeps_a_tensor", "test_round_in_loss"])
+def test_what_cannot_be_compiled_runs_uncompiled_and_says_so(method, caplog):
+    assert_alike(method=method, model="mlp(hidden=[16])", execution=COMPILED)
+    assert caplog.text.count("the local step is not compiled") == 1 and "one by one" not in caplog.text
+
+
+@needs_compiler
+def test_dropout_is_not_compiled(caplog):
+    assert_alike(model=Given.of(with_dropout(), "7"), execution=COMPILED)
+    assert "the local step is not compiled" in caplog.text
