@@ -21,9 +21,7 @@ TABLE = {"method": "scaffold", "clients": 4, "split": "iid", "rounds": 2, "model
 class Elsewhere(Device):
     """A device that only looks like another one: everything is moved, and nothing of the CPU's may be left over."""
 
-    @property
-    def is_cpu(self):
-        return False
+    is_cpu = False
 
     def tensor(self, value):
         return value.clone()

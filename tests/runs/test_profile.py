@@ -24,7 +24,7 @@ def test_parts_inside_parts_are_charged_once(monkeypatch):
 @pytest.mark.parametrize(
     ("executor", "parts"),
     [
-        ({"executor": "serial"}, PARTS.keys() - {"waiting"}),
+        ({"executor": "serial"}, PARTS.keys() - {"waiting", "transfer"}),
         ({"executor": "pool", "workers": 2}, PARTS.keys()),
         ({"executor": "stacked", "chunk": 3}, PARTS.keys() - {"waiting", "transfer"}),
     ],

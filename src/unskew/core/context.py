@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
@@ -57,7 +58,7 @@ class Diagnostics:
     """Numbers noted during a visit, and the steps taken; kept as tensors, so that nothing waits for them."""
 
     def __init__(self) -> None:
-        self._sums: dict[str, tuple[Tensor | float, int]] = {}
+        self._sums: dict[str, tuple[Any, int]] = {}
         self.steps = 0
 
     def step(self, batch: Batch) -> None:
@@ -66,8 +67,8 @@ class Diagnostics:
 
     def note(self, name: str, value: Tensor | float) -> None:
         """Adds one observation to the mean kept under this name."""
-        total, count = self._sums.get(name, (0.0, 0))
-        self._sums[name] = (total + value, count + 1)
+        total, count = self._sums.get(name, (None, 0))
+        self._sums[name] = (value if total is None else total + value, count + 1)
 
     def means(self) -> dict[str, float]:
         """The mean of each series."""
@@ -136,12 +137,12 @@ class ClientContext(Context):
     @property
     def num_samples(self) -> Tensor:
         """Training samples of this client; a tensor, because slots may run for many clients at once."""
-        return torch.tensor(float(len(self.data)), dtype=torch.float64)
+        return number(len(self.data))
 
     @property
     def num_steps(self) -> Tensor:
         """Optimiser steps taken so far in this visit; a tensor for the same reason."""
-        return torch.tensor(float(self.diagnostics.steps), dtype=torch.float64)
+        return number(self.diagnostics.steps)
 
     @property
     def augmented(self) -> bool:
@@ -176,6 +177,12 @@ class ServerContext(Context):
     def rng(self, purpose: str) -> torch.Generator:
         """A stream of this run and round for this purpose."""
         return seeds.generator(self.seed, f"server/{purpose}", self.round)
+
+
+@lru_cache(maxsize=4096)
+def number(value: int) -> Tensor:
+    """A whole number as a tensor without dimensions, float64; made once."""
+    return torch.tensor(float(value), dtype=torch.float64)
 
 
 def bound_forward(network: Net, own: Tree, batch_statistics: bool) -> Forward:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -46,7 +47,7 @@ class Device:
             )
         return cls(kind, precision)
 
-    @property
+    @cached_property
     def is_cpu(self) -> bool:
         """Whether nothing needs to be moved."""
         return self.kind.type == "cpu"

@@ -38,6 +38,8 @@ class OneByOne:
 
     def __init__(self, copy: Copy) -> None:
         self._copy = copy
+        self._working: Tree | None = None
+        self._leaves: tuple[str, ...] = ()
 
     def copy(self, params: Tree) -> Tree:
         """A tree whose tensors are free to be changed."""
@@ -46,7 +48,8 @@ class OneByOne:
     def gradient(self, loss: Callable[[Tree], Tensor], params: Tree, names: Iterable[str]) -> tuple[Tree, Tensor]:
         """The gradient of `loss` at `params` with respect to these names, and the loss (detached)."""
         wanted = list(names)
-        leaves = params if _are_leaves(params, wanted) else _as_leaves(params, wanted)
+        known = params is self._working and names is self._leaves
+        leaves = params if known or _are_leaves(params, wanted) else _as_leaves(params, wanted)
         with torch.enable_grad():
             value = loss(leaves)
         return dict(zip(wanted, backward(value, [leaves[name] for name in wanted]), strict=True)), value.detach()
@@ -57,12 +60,16 @@ class OneByOne:
         for name in c.trainable:
             # the working copy itself is what autograd differentiates by: no new leaves, nothing bound anew per step
             params[name].requires_grad_()
+        self._working, self._leaves = params, c.trainable
         with torch.no_grad():
-            momentum: Tree = {}
+            velocity = Velocity()
             for batch in batches:
                 grads = step_gradient(c, gradient, params, batch)
-                update([params[name] for name in grads], grads, momentum, c.settings)
-        return {name: value.detach() for name, value in params.items()}
+                update([params[name] for name in grads], grads, velocity, c.settings)
+        for name in c.trainable:
+            params[name].requires_grad_(False)
+        self._working = None
+        return params
 
 
 def backward(value: Tensor, leaves: list[Tensor]) -> list[Tensor]:
@@ -98,22 +105,37 @@ def _as_leaves(params: Tree, wanted: list[str]) -> Tree:
     return leaves
 
 
-def update(weights: list[Tensor], grads: Tree, velocity: Tree, settings: LocalSettings) -> None:
-    """One step in place: d = grad + weight_decay * w; velocity = momentum * velocity + d; w = w - lr * velocity.
-
-    Velocity is kept by name, since a gradient may name other parameters at each step.
-    """
+def update(weights: list[Tensor], grads: Tree, velocity: Velocity, settings: LocalSettings) -> None:
+    """One step in place: d = grad + weight_decay * w; velocity = momentum * velocity + d; w = w - lr * velocity."""
     steps = list(grads.values())
     if settings.weight_decay:
         steps = list(torch._foreach_add(steps, weights, alpha=settings.weight_decay))
     if settings.momentum:
-        fresh = [name not in velocity for name in grads]
-        if not any(fresh):
-            moving = [velocity[name] for name in grads]
-            torch._foreach_mul_(moving, settings.momentum)
-            torch._foreach_add_(moving, steps)
-        else:
-            for name, new, value in zip(grads, fresh, steps, strict=True):
-                velocity[name] = value.clone() if new else velocity[name].mul_(settings.momentum).add_(value)
-        steps = [velocity[name] for name in grads]
+        steps = velocity.moved(grads, steps, settings.momentum)
     torch._foreach_add_(weights, steps, alpha=-settings.lr)
+
+
+class Velocity:
+    """The momentum of a visit, kept by name, since a gradient may name other parameters at each step."""
+
+    def __init__(self) -> None:
+        self._values: Tree = {}
+        self._own = False
+        """The first velocity is the gradient itself, which may be somebody else's; later ones are ours to change."""
+
+    def moved(self, grads: Tree, steps: list[Tensor], momentum: float) -> list[Tensor]:
+        """momentum * velocity + step, for each of these names."""
+        known = self._values
+        if known.keys() != grads.keys():
+            new = [known[n] * momentum + d if n in known else d for n, d in zip(grads, steps, strict=True)]
+            self._own = False
+        elif self._own:
+            new = [known[name] for name in grads]
+            torch._foreach_mul_(new, momentum)
+            torch._foreach_add_(new, steps)
+        else:
+            new = list(torch._foreach_mul([known[name] for name in grads], momentum))
+            torch._foreach_add_(new, steps)
+            self._own = True
+        known.update(zip(grads, new, strict=True))
+        return new

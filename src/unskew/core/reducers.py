@@ -33,21 +33,33 @@ class mean:
 
     def __init__(self, s: ServerContext) -> None:
         self._sum: Tree = {}
-        self._weight: dict[str, float] = {}
+        self._weight = 0.0
+        self._without: dict[str, float] = {}
+        """Weight of the replies in which a name was missing."""
 
     def add(self, value: Tree, reply: Reply) -> None:
         """Takes in one client's tree."""
-        known = [name for name in value if name in self._sum]
-        if known:
-            torch._foreach_add_([self._sum[n] for n in known], [value[n] for n in known], alpha=reply.weight)
+        if value.keys() == self._sum.keys():
+            torch._foreach_add_([self._sum[name] for name in value], list(value.values()), alpha=reply.weight)
+        else:
+            self._add_some(value, reply.weight)
+        self._weight += reply.weight
+
+    def _add_some(self, value: Tree, weight: float) -> None:
+        for name in self._sum.keys() - value.keys():
+            self._without[name] = self._without.get(name, 0.0) + weight
         for name, tensor in value.items():
-            if name not in self._sum:
-                self._sum[name] = tensor * reply.weight
-            self._weight[name] = self._weight.get(name, 0.0) + reply.weight
+            if name in self._sum:
+                self._sum[name].add_(tensor, alpha=weight)
+            else:
+                self._sum[name] = tensor * weight
+                if self._weight:
+                    self._without[name] = self._weight
 
     def result(self) -> Tree:
         """The sum divided by the weights; names with no weight at all are left out."""
-        return {name: total / self._weight[name] for name, total in self._sum.items() if self._weight[name] > 0}
+        weights = {name: self._weight - self._without.get(name, 0.0) for name in self._sum}
+        return {name: value / weights[name] for name, value in self._sum.items() if weights[name] > 0}
 
 
 class total:

@@ -134,8 +134,9 @@ class _Exchange:
             self.rows.append(self._row(reply, used=False))
             return
         for group, reducer in accumulators:
-            if group in reply.groups:
-                reducer.add(reply.groups[group], reply)
+            sent = reply.groups.get(group)
+            if sent:
+                reducer.add(sent, reply)
         if kind == "train":
             self.used.append(reply.client)
             self.store.put(reply.client, reply.state, self.s.round)

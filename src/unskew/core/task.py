@@ -149,8 +149,10 @@ class Task:
             data, own = self._data(job)
             c = self.client_context(job, data) if own is None else self.visit(job, own)
             work = perform(self.method, job, c, data, self.eval_batch)
-            with self.part("transfer"):
-                groups, state = self.device.back(work.groups), self.device.back(work.state)
+            groups, state = work.groups, work.state
+            if not self.device.is_cpu:
+                with self.part("transfer"):
+                    groups, state = self.device.back(groups), self.device.back(state)
         return Reply(
             client=job.client,
             groups=groups,

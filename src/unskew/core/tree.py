@@ -107,8 +107,14 @@ def without(a: Tree, names: Iterable[str]) -> Tree:
 def all_finite(groups: Groups) -> bool:
     """Whether no floating entry of any group is NaN or infinite."""
     floats = [value for tree in groups.values() for value in tree.values() if value.is_floating_point()]
-    # one pass and one number a tensor; only a sum that overflowed needs the second look
-    return all(math.isfinite(value.sum()) or bool(torch.isfinite(value).all()) for value in floats)
+    if not floats:
+        return True
+    # one pass and, for small models, one number for all; only a sum that overflowed needs the second look
+    if len(floats) > 1 and sum(value.numel() for value in floats) < 1 << 16:
+        sums = [torch.cat([value.reshape(-1) for value in floats]).sum()]
+    else:
+        sums = [value.sum() for value in floats]
+    return all(map(math.isfinite, sums)) or all(bool(torch.isfinite(value).all()) for value in floats)
 
 
 def nbytes(groups: Groups) -> int:

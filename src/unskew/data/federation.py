@@ -21,6 +21,8 @@ LocalTest = Literal["none", "proportional", "holdout"]
 """A client's test set: none; test samples in its label shares; or a part of its own samples, kept out of training."""
 
 _PLAIN = Augment()
+KNOWN_CLIENTS, KNOWN_SAMPLES = 256, 1000
+"""So many clients of at most so many samples are remembered: finding a tiny client's samples costs a step."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,18 @@ class Federation:
 
     def train(self, client: int) -> LocalData:
         """A client's training data."""
-        return self._view(self.dataset.train, self.train_indices(client), self._training)
+        known = self._known.get(client)
+        if known is None:
+            known = self._view(self.dataset.train, self.train_indices(client), self._training)
+            if len(self._known) >= KNOWN_CLIENTS:
+                self._known.clear()
+            if len(known) <= KNOWN_SAMPLES:
+                self._known[client] = known
+        return known
+
+    @cached_property
+    def _known(self) -> dict[int, LocalData]:
+        return {}
 
     def local_test(self, client: int) -> LocalData:
         """A client's own test data."""
@@ -67,9 +80,17 @@ class Federation:
 
     def common(self, kind: str, start: int, stop: int) -> LocalData:
         """A part of the test set that all clients share, or of the validation set (kind `validate`)."""
-        samples = self.dataset.validation if kind == "validate" else self.dataset.test
-        assert samples is not None
-        return LocalData(Samples(samples.x[start:stop], samples.y[start:stop]), None, self._testing)
+        known = self._common.get((kind, start, stop))
+        if known is None:
+            samples = self.dataset.validation if kind == "validate" else self.dataset.test
+            assert samples is not None
+            known = LocalData(Samples(samples.x[start:stop], samples.y[start:stop]), None, self._testing)
+            self._common[kind, start, stop] = known
+        return known
+
+    @cached_property
+    def _common(self) -> dict[tuple[str, int, int], LocalData]:
+        return {}
 
     def train_indices(self, client: int) -> Ints:
         """Where a client's training samples lie in the data set."""

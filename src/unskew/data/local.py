@@ -132,18 +132,20 @@ class LocalData:
     ) -> Iterator[Batch]:
         n, x = len(self), self.source.x
         # drawn on the CPU, so that a run takes the same samples on every device
-        positions = (torch.randperm(n, generator=order) if shuffle else torch.arange(n)).to(self.index.device)
+        positions = torch.randperm(n, generator=order) if shuffle else torch.arange(n)
+        if self.index.device.type != "cpu":
+            positions = positions.to(self.index.device)
         draws = self.pipeline.draw(n, tuple(x.shape[1:]), noise)
         index = self.index[positions]
         y = self.source.y[index]
         # float32 of everything at once costs memory on huge clients; then each batch gathers for itself
-        whole = draws is None and n * x[0].numel() * 4 <= EPOCH_LIMIT
-        inputs = self.pipeline.inputs(x[index]) if whole else None
+        if draws is None and n * x.stride(0) * 4 <= EPOCH_LIMIT:
+            inputs = self.pipeline.inputs(x.index_select(0, index))
+            for start, stop in bounds:
+                yield Batch(inputs[start:stop], y[start:stop], positions[start:stop])
+            return
         for start, stop in bounds:
-            if inputs is not None:
-                part = inputs[start:stop]
-            else:
-                part = self.pipeline.inputs(x[index[start:stop]], draws and draws.slice(start, stop))
+            part = self.pipeline.inputs(x[index[start:stop]], draws and draws.slice(start, stop))
             yield Batch(part, y[start:stop], positions[start:stop])
 
 

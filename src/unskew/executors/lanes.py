@@ -120,7 +120,7 @@ class Lanes:
         """Each client's parameters after its own steps; who has no batch left stands still."""
         current = {name: value.detach() for name, value in params.items()}
         moving: Tree = {}
-        velocity: Tree = {}
+        velocity = local.Velocity()
         with torch.no_grad():
             for batch in batches:
                 grads = local.step_gradient(c, gradient, current, batch)
