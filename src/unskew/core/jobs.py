@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal, Protocol
 
+from torch import Tensor
+
+from unskew.core import tree
 from unskew.core.tree import Groups
 
 Kind = Literal["train", "survey", "test", "validate", "personal"]
@@ -29,11 +33,34 @@ class Job:
 
 
 @dataclass(frozen=True)
+class Stack:
+    """What clients that worked side by side sent, not yet taken apart: tensors [K, ...]."""
+
+    groups: Groups
+    weights: list[float]
+    sound: bool
+    """Whether all of it may be merged: finite numbers, weights that are none below zero."""
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Bytes that each client sent."""
+        return tree.nbytes(self.groups) // len(self.weights)
+
+    @cached_property
+    def _parts(self) -> dict[str, dict[str, tuple[Tensor, ...]]]:
+        return {group: {name: value.unbind(0) for name, value in own.items()} for group, own in self.groups.items()}
+
+    def of(self, place: int) -> Groups:
+        """One client's groups."""
+        return {group: {name: parts[place] for name, parts in own.items()} for group, own in self._parts.items()}
+
+
+@dataclass(frozen=True)
 class Reply:
     """What came of a job; `state` stays with the client, the rest goes to the server."""
 
     client: int
-    groups: Groups
+    groups: Groups = field(default_factory=dict)
     state: Groups = field(default_factory=dict)
     weight: float = 0.0
     num_samples: int = 0
@@ -44,6 +71,10 @@ class Reply:
     """Seconds by part, counted by a worker; see core/profile.py."""
     finite: bool | None = None
     """Whether its groups hold no NaN or infinity, where the executor has looked already."""
+    stack: Stack | None = None
+    """Where its groups are, if they are still together with others'."""
+    place: int = 0
+    """Which of the stack's clients it is."""
 
 
 class Executor(Protocol):

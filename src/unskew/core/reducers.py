@@ -42,17 +42,28 @@ class mean:
         if value.keys() == self._sum.keys():
             torch._foreach_add_([self._sum[name] for name in value], list(value.values()), alpha=reply.weight)
         else:
-            self._add_some(value, reply.weight)
+            self._add_some({name: tensor * reply.weight for name, tensor in value.items()}, reply.weight)
         self._weight += reply.weight
 
-    def _add_some(self, value: Tree, weight: float) -> None:
-        for name in self._sum.keys() - value.keys():
+    def add_stack(self, value: Tree, weights: list[float]) -> None:
+        """Takes in the trees of many clients at once, [K, ...]."""
+        by = torch.tensor(weights)
+        sums = {name: (by.to(v.dtype) @ v.reshape(len(by), -1)).view(v.shape[1:]) for name, v in value.items()}
+        whole = sum(weights)
+        if sums.keys() == self._sum.keys():
+            torch._foreach_add_([self._sum[name] for name in sums], list(sums.values()))
+        else:
+            self._add_some(sums, whole)
+        self._weight += whole
+
+    def _add_some(self, weighted: Tree, weight: float) -> None:
+        for name in self._sum.keys() - weighted.keys():
             self._without[name] = self._without.get(name, 0.0) + weight
-        for name, tensor in value.items():
+        for name, tensor in weighted.items():
             if name in self._sum:
-                self._sum[name].add_(tensor, alpha=weight)
+                self._sum[name].add_(tensor)
             else:
-                self._sum[name] = tensor * weight
+                self._sum[name] = tensor
                 if self._weight:
                     self._without[name] = self._weight
 
@@ -72,6 +83,12 @@ class total:
         """Takes in one client's tree."""
         for name, tensor in value.items():
             self._sum[name] = self._sum[name].add_(tensor) if name in self._sum else tensor.clone()
+
+    def add_stack(self, value: Tree, weights: list[float]) -> None:
+        """Takes in the trees of many clients at once, [K, ...]."""
+        for name, tensor in value.items():
+            summed = tensor.sum(0)
+            self._sum[name] = self._sum[name].add_(summed) if name in self._sum else summed
 
     def result(self) -> Tree:
         """The sum."""
@@ -103,6 +120,13 @@ class buffers(mean):
             if not tensor.is_floating_point():
                 self._largest[name] = torch.maximum(self._largest.get(name, tensor), tensor)
         super().add({name: tensor for name, tensor in value.items() if tensor.is_floating_point()}, reply)
+
+    def add_stack(self, value: Tree, weights: list[float]) -> None:
+        """Takes in the buffers of many clients at once, [K, ...]."""
+        for name, tensor in value.items():
+            if not tensor.is_floating_point():
+                self._largest[name] = torch.maximum(self._largest.get(name, tensor[0]), tensor.amax(0))
+        super().add_stack({name: tensor for name, tensor in value.items() if tensor.is_floating_point()}, weights)
 
     def result(self) -> Tree:
         """Means and maxima together."""

@@ -123,8 +123,10 @@ class _Exchange:
 
     def _take(self, kind: Kind, reply: Reply, accumulators: list[tuple[str, Reducer]]) -> None:
         own_weight = 0 if reply.weight == reply.num_samples else 4  # a weight the server cannot know is sent too
-        self.up[reply.client] = self.up.get(reply.client, 0) + tree.nbytes(reply.groups) + own_weight
-        unread = reply.groups.keys() - {group for group, _ in accumulators}
+        sent = reply.groups if reply.stack is None else reply.stack.groups
+        size = tree.nbytes(sent) if reply.stack is None else reply.stack.nbytes
+        self.up[reply.client] = self.up.get(reply.client, 0) + size + own_weight
+        unread = sent.keys() - {group for group, _ in accumulators}
         if unread:
             raise InputError(f"{self.task.method.name} sends {sorted(unread)} but has no reducer for it; add one")
         finite = tree.all_finite(reply.groups) if reply.finite is None else reply.finite
@@ -133,14 +135,26 @@ class _Exchange:
             self.present.remove(reply.client)
             self.rows.append(self._row(reply, used=False))
             return
-        for group, reducer in accumulators:
-            sent = reply.groups.get(group)
-            if sent:
-                reducer.add(sent, reply)
+        if not self._merged_as_one(reply, accumulators):
+            groups = reply.groups if reply.stack is None else reply.stack.of(reply.place)
+            for group, reducer in accumulators:
+                if groups.get(group):
+                    reducer.add(groups[group], reply)
         if kind == "train":
             self.used.append(reply.client)
             self.store.put(reply.client, reply.state, self.s.round)
             self.rows.append(self._row(reply, used=True))
+
+    def _merged_as_one(self, reply: Reply, accumulators: list[tuple[str, Reducer]]) -> bool:
+        """Whether the reply's whole stack is merged in one go, with its first reply."""
+        stack = reply.stack
+        if stack is None or not stack.sound or not all(hasattr(reducer, "add_stack") for _, reducer in accumulators):
+            return False
+        if reply.place == 0:
+            for group, reducer in accumulators:
+                if stack.groups.get(group):
+                    reducer.add_stack(stack.groups[group], stack.weights)  # type: ignore[attr-defined]
+        return True
 
     def _row(self, reply: Reply, used: bool) -> dict[str, Any]:
         return {

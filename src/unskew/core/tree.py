@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 Tree = dict[str, Tensor]
@@ -71,6 +72,11 @@ def dot(a: Tree, b: Tree) -> Tensor:
 def sqnorm(a: Tree) -> Tensor:
     """The squared L2 norm of all entries together."""
     return _total([value.square().sum() for value in a.values()])
+
+
+def sqdist(a: Tree, b: Tree) -> Tensor:
+    """The squared L2 distance over all names both hold; one pass forward and one backward."""
+    return _total([F.mse_loss(a[name], b[name], reduction="sum") for name in _shared(a, b)])
 
 
 def norm(a: Tree) -> Tensor:

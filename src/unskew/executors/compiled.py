@@ -8,11 +8,12 @@ round as a number) is refused when the graph is traced; the stack then takes its
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -40,14 +41,21 @@ class Graph:
     takes: list[Path]
     moved: list[str]
     notes: list[str]
-
-    def places(self, kind: str) -> list[tuple[int, str]]:
-        """Where in the list of inputs a kind of tensor goes that changes from step to step."""
-        known = self.moved if kind != "batch" else _CHANGING
-        return [(at, path[1]) for at, path in enumerate(self.takes) if path[0] == kind and path[1] in known]
+    count: int
+    """How many steps it takes."""
 
 
+UNROLL = 4
+"""Steps in one graph: a tiny visit is one call then; more would take long to compile."""
 _CHANGING = ("x", "y", "positions", "mask", "active")
+
+
+class Pulled(NamedTuple):
+    """A step that was pulled ahead, and what was current with it."""
+
+    batch: Batch
+    active: Tensor | None
+    sizes: list[int] | None
 
 
 class Compiler:
@@ -102,127 +110,145 @@ class CompiledLanes(Lanes):
         code, numbers_inside = _fingerprint(gradient)
         key = ((self._calls, code), numbers_inside, c.settings.momentum, c.settings.weight_decay, self.count, _form(c))
         pending = iter(batches)
-        first = next(pending, None)
-        if first is None:
-            return params
-        graph = self._graph(key, c, params, gradient, first)
-        if graph is None:
-            return super().descend(c, params, gradient, _chained(first, pending))
-        run = _Running(self, graph, c, params)
-        batch: Batch | None = first
-        assert isinstance(c.diagnostics, LaneDiagnostics)
-        while batch is not None:
-            c.diagnostics.step(batch)
-            for name, value in run.step(batch):
-                c.diagnostics.add(name, value)
-            batch = next(pending, None)
-        return {**{name: value.detach() for name, value in params.items()},
-                **{name: self.wrap(value) for name, value in run.weights.items()}}  # fmt: skip
+        velocity: Tree | None = None
+        current = {name: value.detach() for name, value in params.items()}
+        while block := self._pulled(pending):
+            graph = self._graph((*key, len(block)), c, current, gradient, block)
+            if graph is None and velocity:  # its velocity is of no use to uncompiled steps
+                raise NotStackable("only some of a visit's steps can be compiled")
+            if graph is None:
+                return super().descend(c, params, gradient, self._again(block, pending))
+            run = _Running(self, graph, c, current, velocity)
+            run.steps(block, cast("LaneDiagnostics", c.diagnostics))
+            current.update((name, self.wrap(value)) for name, value in run.weights.items())
+            velocity = run.velocity
+        return current
+
+    def _pulled(self, batches: Iterator[Batch]) -> list[Pulled]:
+        """The next steps, as many as one graph takes; each with who is active in it."""
+        return [Pulled(batch, self.active, self.sizes) for batch in itertools.islice(batches, UNROLL)]
+
+    def _again(self, block: list[Pulled], rest: Iterator[Batch]) -> Iterator[Batch]:
+        """Steps that were pulled ahead, one after the other as the current one, then the others."""
+        for step in block:
+            self.make_current(step)
+            yield step.batch
+        yield from rest
+
+    def make_current(self, step: Pulled) -> None:
+        """What BatchNorm and diagnostics look at is this step's again."""
+        self.mask, self.active, self.sizes = step.batch.mask, step.active, step.sizes
 
     # ------------------------------------------------------------------------------------ the graph
 
-    def _graph(self, key: Any, c: Cohort, params: Tree, gradient: LocalGradient, batch: Batch) -> Graph | None:
+    def _graph(self, key: Any, c: Cohort, params: Tree, gradient: LocalGradient, block: list[Pulled]) -> Graph | None:
         graphs = self._compiler.graphs
         if key not in graphs:
             try:
                 if c.before_step:
                     raise NotStackable("a wrapper watches every step")
                 self._compiler.check_number(key[0])
-                graphs[key] = self._traced(c, params, gradient, batch)
+                graphs[key] = self._traced(c, params, gradient, block)
             except Exception as error:  # whatever tracing or a compiler cannot do
                 self._compiler.refuse(key, error)
         graph = graphs[key]
-        if graph is not None and self._compiler.check_due(key) and not self._agrees(graph, c, params, gradient, batch):
+        if graph is not None and self._compiler.check_due(key) and not self._agrees(graph, c, params, gradient, block):
             self._compiler.refuse(key, NotStackable("it no longer computes what the slots say"))
         return graphs[key]
 
-    def _agrees(self, graph: Graph, c: Cohort, params: Tree, gradient: LocalGradient, batch: Batch) -> bool:
-        """Whether graph and slots make the same step from here, up to rounding."""
+    def _agrees(self, graph: Graph, c: Cohort, params: Tree, gradient: LocalGradient, block: list[Pulled]) -> bool:
+        """Whether graph and slots make the same steps from here, up to rounding."""
         apart = replace(c, diagnostics=LaneDiagnostics(self))
         with _unchanged(self, c.buffers):
-            plain = super().descend(apart, params, gradient, [batch])
+            plain = super().descend(apart, params, gradient, self._again(block, iter(())))
             slots = {name: self.unwrap(plain[name]) for name in graph.moved}
-        run = _Running(self, graph, c, params)
+        run = _Running(self, graph, c, params, None)
         start = dict(run.weights)
         with _unchanged(self, c.buffers):
-            run.step(batch)
+            run.steps(block, LaneDiagnostics(self))
         with self.left():
             moved = sum(float((slots[name] - start[name]).square().sum()) for name in graph.moved)
             apart_by = sum(float((slots[name] - run.weights[name]).square().sum()) for name in graph.moved)
         return apart_by <= 1e-4 * moved
 
-    def _traced(self, c: Cohort, params: Tree, gradient: LocalGradient, batch: Batch) -> Graph:
+    def _traced(self, c: Cohort, params: Tree, gradient: LocalGradient, block: list[Pulled]) -> Graph:
         # in the first round the initial model is the message itself; later it is not, so the graph must not mix them
         initial = {name: {key: value.clone() for key, value in tree.items()} for name, tree in c.initial.items()}
         c = replace(c, initial=initial)
         weights, velocity = self.start(c, params, list(c.trainable))
-        changing = {"weights": weights, "velocity": velocity, "batch": {**self.numbers(c), **self.batch_inputs(batch)}}
+        changing = {"weights": weights, "velocity": velocity, "batch": {**self.numbers(c), **self.batch_inputs(block)}}
         named: dict[Path, Tensor] = self._known(c)
         named.update({(kind, key): value for kind, tree in changing.items() for key, value in tree.items()})
-        moved: list[str] = []
-        notes = _Notes(self)
+        found: dict[str, list[str]] = {}
 
         def traced(values: list[Tensor]) -> list[Tensor]:
             given = dict(zip(named, values, strict=True))
-            moved.clear()
-            return self._one_step(c, params, gradient, given, moved, notes)
+            new_weights, new_velocity, notes = self._steps(c, params, gradient, given, len(block))
+            found.update(moved=list(new_weights), notes=list(notes[0]))
+            if any(list(noted) != found["notes"] for noted in notes):
+                raise NotStackable("steps of one visit note different numbers")
+            noted = [value for each in notes for value in each.values()]
+            return [*new_weights.values(), *(new_velocity[name] for name in new_weights if new_velocity), *noted]
 
         with _unchanged(self, c.buffers), self.left(), torch.no_grad():
             graph = make_fx(traced)(list(named.values()))
             takes = _prune(graph, list(named))
             run = torch._inductor.compile(graph, [named[path] for path in takes])
-        return Graph(cast("Compiled", run), takes, list(moved), list(notes.values))
+        return Graph(cast("Compiled", run), takes, found["moved"], found["notes"], len(block))
 
-    def _one_step(
-        self,
-        c: Cohort,
-        params: Tree,
-        gradient: LocalGradient,
-        given: dict[Path, Tensor],
-        moved: list[str],
-        notes: _Notes,
-    ) -> list[Tensor]:
-        """What the graph computes: gradient, weight decay, momentum, update; only clients with a batch move."""
+    def _steps(
+        self, c: Cohort, params: Tree, gradient: LocalGradient, given: dict[Path, Tensor], count: int
+    ) -> tuple[Tree, Tree, list[Tree]]:
+        """What the graph computes: so many steps; the weights and velocities that moved, and what each step noted."""
         weights, velocity, batch = (_tree(given, kind) for kind in ("weights", "velocity", "batch"))
-        lr, settings = batch["lr"], c.settings
+        moved, noted = [], []
+        for number in range(count):
+            own = {name: batch[f"{number}/{name}"] for name in _CHANGING}
+            grads, notes = self._gradient_of(c, params, weights, gradient, own, batch)
+            noted.append(notes)
+            moved.append(list(grads))
+            for name, grad in grads.items():
+                weight, decay, momentum = weights[name], c.settings.weight_decay, c.settings.momentum
+                direction = grad + decay * weight if decay else grad
+                if momentum:
+                    direction = velocity[name] = momentum * velocity[name] + direction
+                active = own["active"].view(-1, *(1,) * (weight.dim() - 1))
+                weights[name] = torch.where(active, weight - batch["lr"] * direction, weight)
+        if any(names != moved[0] for names in moved):
+            raise NotStackable("steps of one visit move different parameters")
+        return {name: weights[name] for name in moved[0]}, velocity, noted
+
+    def _gradient_of(
+        self, c: Cohort, params: Tree, weights: Tree, gradient: LocalGradient, own: Tree, numbers: Tree
+    ) -> tuple[Tree, Tree]:
+        """The slots' direction of one step, below the level, and what was noted."""
+        notes = _Notes(self)
         self._open()
         try:
-            self.mask = self.wrap(batch["mask"])
-            self.active, self.sizes = batch["active"], None
-            notes.values.clear()
+            self.mask, self.active, self.sizes = self.wrap(own["mask"]), own["active"], None
             inside = replace(
-                c, round=cast("int", batch["round"]), settings=replace(settings, lr=cast("float", lr)),
+                c, round=cast("int", numbers["round"]), settings=replace(c.settings, lr=cast("float", numbers["lr"])),
                 diagnostics=notes, tracing=True,
             )  # fmt: skip
+            seen = Batch(*(self.wrap(own[name]) for name in ("x", "y", "positions", "mask")))
             current = {**params, **{name: self.wrap(value) for name, value in weights.items()}}
-            seen = Batch(*(self.wrap(batch[name]) for name in ("x", "y", "positions", "mask")))
-            grads = {name: self.unwrap(grad) for name, grad in gradient(inside, current, seen).items()}
+            return {name: self.unwrap(grad) for name, grad in gradient(inside, current, seen).items()}, notes.values
         finally:
             self._close()
-        moved.extend(grads)
-        new_weights, new_velocity = [], []
-        for name, grad in grads.items():
-            weight = weights[name]
-            direction = grad + settings.weight_decay * weight if settings.weight_decay else grad
-            if settings.momentum:
-                direction = settings.momentum * velocity[name] + direction
-                new_velocity.append(direction)
-            active = batch["active"].view(-1, *(1,) * (weight.dim() - 1))
-            new_weights.append(torch.where(active, weight - lr * direction, weight))
-        return [*new_weights, *new_velocity, *notes.values.values()]
 
     def start(self, c: Cohort, params: Tree, names: list[str]) -> tuple[Tree, Tree]:
         """Weights and velocities before the first step."""
         weights = {name: self.unwrap(params[name]).detach().contiguous() for name in names}
         return weights, self._compiler.zeros(weights) if c.settings.momentum else {}
 
-    def batch_inputs(self, batch: Batch) -> dict[str, Tensor]:
-        """The step's own tensors."""
-        active = self._everyone if self.active is None else self.active
-        return {
-            "x": _raw(batch.x), "y": _raw(batch.y), "positions": _raw(batch.positions),
-            "mask": _raw(cast("Tensor", batch.mask)), "active": active,
-        }  # fmt: skip
+    def batch_inputs(self, block: list[Pulled]) -> dict[str, Tensor]:
+        """The steps' own tensors."""
+        found: dict[str, Tensor] = {}
+        for number, (batch, active, _) in enumerate(block):
+            found[f"{number}/x"], found[f"{number}/y"] = _raw(batch.x), _raw(batch.y)
+            found[f"{number}/positions"], found[f"{number}/mask"] = _raw(batch.positions), _raw(batch.mask)
+            found[f"{number}/active"] = self._everyone if active is None else active
+        return found
 
     def numbers(self, c: Cohort) -> dict[str, Tensor]:
         """What changes from round to round, as inputs: a number would be taken for a constant."""
@@ -260,43 +286,44 @@ class _Notes(LaneDiagnostics):
 
 
 class _Running:
-    """A visit's steps by a graph: the list of its inputs, in which only what changes is replaced."""
+    """Some steps of a visit by a graph."""
 
-    def __init__(self, lanes: CompiledLanes, graph: Graph, c: Cohort, params: Tree) -> None:
-        self._lanes, self._graph = lanes, graph
-        self.weights, self._velocity = lanes.start(c, params, graph.moved)
-        numbers = lanes.numbers(c)
-        self._inputs: list[Any] = [_found(c, params, numbers, lanes, path) for path in graph.takes]
-        self._of_weights, self._of_velocity, self._of_batch = map(graph.places, ("weights", "velocity", "batch"))
+    def __init__(self, lanes: CompiledLanes, graph: Graph, c: Cohort, params: Tree, velocity: Tree | None) -> None:
+        self._lanes, self._graph, self._c, self._params = lanes, graph, c, params
+        self.weights, still = lanes.start(c, params, graph.moved)
+        self.velocity = still if velocity is None else velocity
 
-    def step(self, batch: Batch) -> Iterable[tuple[str, Tensor]]:
-        """Takes one step; what it noted."""
-        inputs, graph, own = self._inputs, self._graph, self._lanes.batch_inputs(batch)
-        for places, tree in (
-            (self._of_weights, self.weights),
-            (self._of_velocity, self._velocity),
-            (self._of_batch, own),
-        ):
-            for at, name in places:
-                inputs[at] = tree[name]
-        with self._lanes.left():
+    def steps(self, block: list[Pulled], diagnostics: LaneDiagnostics) -> None:
+        """Takes the steps; weights and velocity are those after them."""
+        graph, lanes = self._graph, self._lanes
+        changing = {**lanes.numbers(self._c), **lanes.batch_inputs(block)}
+        inputs = [_found(self._c, self._params, self, changing, lanes, path) for path in graph.takes]
+        with lanes.left():
             out = graph.run(*inputs)
         count = len(graph.moved)
         self.weights = dict(zip(graph.moved, out[:count], strict=True))
-        if self._velocity:
-            self._velocity = dict(zip(graph.moved, out[count : 2 * count], strict=True))
-        return zip(graph.notes, out[len(out) - len(graph.notes) :], strict=True)
+        if self.velocity:
+            self.velocity = dict(zip(graph.moved, out[count : 2 * count], strict=True))
+        noted = iter(out[len(out) - len(graph.notes) * graph.count :])
+        for step in block:
+            lanes.make_current(step)
+            diagnostics.step(step.batch)
+            for name in graph.notes:
+                diagnostics.add(name, next(noted))
 
 
-def _found(c: Cohort, params: Tree, numbers: Tree, lanes: Lanes, path: Path) -> Tensor | None:
-    """An input that stays the same during the visit; None: it changes from step to step."""
+def _found(c: Cohort, params: Tree, run: _Running, changing: Tree, lanes: Lanes, path: Path) -> Tensor:
+    """The graph's input under this path."""
     kind, *rest = path
+    if kind == "batch":
+        return changing[rest[0]]
+    if kind == "velocity":
+        return run.velocity[rest[0]]
+    if kind == "weights":
+        known = run.weights.get(rest[0])  # none: trainable, but not moved by this gradient
+        return lanes.unwrap(params[rest[0]]).detach().contiguous() if known is None else known
     if kind in ("counts", "lengths"):
         return c.stack.counts if kind == "counts" else c.stack.sizes
-    if kind == "weights":  # trainable, but not moved by this gradient
-        return lanes.unwrap(params[rest[0]]).detach().contiguous()
-    if kind in ("velocity", "batch"):
-        return numbers.get(rest[0])
     value: Any = getattr(c, kind)
     return _raw(value[rest[1]] if kind == "buffers" else value[rest[0]][rest[1]])
 
@@ -351,10 +378,6 @@ def _tree(given: dict[Path, Tensor], kind: str) -> Tree:
     return {path[1]: value for path, value in given.items() if path[0] == kind and len(path) == 2}
 
 
-def _raw(value: Tensor) -> Tensor:
+def _raw(value: Tensor | None) -> Tensor:
+    assert value is not None
     return _functorch.get_unwrapped(value) if _functorch.is_batchedtensor(value) else value
-
-
-def _chained(first: Batch, rest: Iterator[Batch]) -> Iterator[Batch]:
-    yield first
-    yield from rest

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any, cast
 
 import torch
+from torch import Tensor
 
 from unskew.core import seeds
-from unskew.core.jobs import Job, Reply
+from unskew.core.jobs import Job, Reply, Stack
 from unskew.core.task import Task, Work, perform
 from unskew.core.tree import Groups
 from unskew.data.local import LocalData
@@ -63,11 +65,9 @@ class Stacked:
         kind = jobs[0].kind
         if jobs[0].client < 0 or kind in self._one_by_one:
             return self._serial.run(jobs)
-        # every count of clients would be a graph of its own: clients who are not there are played by the first one
-        missing = min(self.chunk, self.task.cohort_size) - len(jobs) if self._compiler and kind == "train" else 0
         try:
             with self.task.part("evaluation" if kind == "personal" else "rest"):
-                return self._at_once([*jobs, *jobs[:1] * missing])[: len(jobs)]
+                return self._at_once(jobs)
         except Exception as error:
             # a real fault of a client shows itself again there, with the client's name
             replies = list(self._serial.run(jobs))
@@ -79,8 +79,11 @@ class Stacked:
             return replies
 
     def _at_once(self, jobs: list[Job]) -> list[Reply]:
-        began = time.perf_counter()
+        began, real = time.perf_counter(), len(jobs)
         task, compiler = self.task, self._compiler
+        if compiler is not None and jobs[0].kind == "train":
+            # every count of clients would be a graph of its own: who is missing is played by the first one
+            jobs = [*jobs, *jobs[:1] * (min(self.chunk, task.cohort_size) - real)]
         device = task.device.kind
         lanes = Lanes(len(jobs), device) if compiler is None else CompiledLanes(len(jobs), device, compiler)
         clients = tuple(job.client for job in jobs)
@@ -101,9 +104,13 @@ class Stacked:
                 even=compiler is not None,
             )  # fmt: skip
             about = data if tested is own else cast("LocalData", LaneData(StackedData(tested), lanes))
-            work = _below(lanes, perform(task.method, job, c, about, task.eval_batch))
+            work = _below(lanes, perform(task.method, job, c, about, task.eval_batch), real)
+        jobs = jobs[:real]
         seconds = (time.perf_counter() - began) / len(jobs)
-        return self._packed(jobs, work, diagnostics, [len(part) for part in tested], seconds)
+        lengths = [len(part) for part in tested[:real]]
+        if jobs[0].kind == "personal":
+            return self._scored(jobs, work, lengths, seconds)
+        return self._packed(jobs, work, diagnostics, lengths, seconds)
 
     def _states(self, jobs: list[Job], own: list[LocalData]) -> list[Groups]:
         """Each client's state; who comes for the first time gets its initial one, as if it were alone."""
@@ -119,33 +126,51 @@ class Stacked:
         self, jobs: list[Job], work: Work, diagnostics: LaneDiagnostics, lengths: list[int], seconds: float
     ) -> list[Reply]:
         device, count = self.task.device, len(jobs)
-        groups, state = _split(device.back(work.groups), count), _split(device.back(work.state), count)
-        if "score" in work.groups:  # padding is no sample
-            groups = [
-                {"score": {key: value[:n] for key, value in own["score"].items()}}
-                for own, n in zip(groups, lengths, strict=True)
-            ]
-        weights = lengths if work.weight is None else work.weight.tolist()
-        counted, noted, finite = diagnostics.counted.tolist(), diagnostics.of_each(), _finite(work.groups, count)
-        rows = zip(jobs, groups, state, weights, lengths, counted, noted, finite, strict=True)
+        groups, state = device.back(work.groups), _split(device.back(work.state), count)
+        finite = _finite(groups, count)
+        weights = [float(n) for n in lengths] if work.weight is None else work.weight.tolist()
+        stack = Stack(groups, weights, all(finite) and all(weight >= 0 and math.isfinite(weight) for weight in weights))
+        rows = zip(
+            jobs,
+            state,
+            weights,
+            lengths,
+            diagnostics.counted.tolist()[:count],
+            diagnostics.of_each()[:count],
+            finite,
+            strict=True,
+        )
         return [
             Reply(
-                client=job.client, groups=sent, weight=float(weight), num_samples=length, num_steps=int(steps),
+                client=job.client, weight=weight, num_samples=length, num_steps=int(steps), seconds=seconds,
                 # a state that is kept must not keep the whole chunk in memory
                 state={group: {name: value.clone() for name, value in tree.items()} for group, tree in kept.items()},
-                seconds=seconds, diagnostics=means, finite=is_finite,
+                diagnostics=means, finite=is_finite, stack=stack, place=place,
             )
-            for job, sent, kept, weight, length, steps, means, is_finite in rows
+            for place, (job, kept, weight, length, steps, means, is_finite) in enumerate(rows)
+        ]  # fmt: skip
+
+    def _scored(self, jobs: list[Job], work: Work, lengths: list[int], seconds: float) -> list[Reply]:
+        """Scores of each client's samples; padding is no sample."""
+        each = _split(self.task.device.back(work.groups), len(jobs))
+        return [
+            Reply(job.client, {"score": {key: value[:n] for key, value in own["score"].items()}}, seconds=seconds,
+                  num_samples=n, weight=float(n))
+            for job, own, n in zip(jobs, each, lengths, strict=True)
         ]  # fmt: skip
 
 
-def _below(lanes: Lanes, work: Work) -> Work:
-    """The work's tensors [K, ...], no longer wrapped."""
+def _below(lanes: Lanes, work: Work, real: int) -> Work:
+    """The work's tensors [K, ...], no longer wrapped, of the clients that are no stand-ins."""
+
+    def below(value: Tensor) -> Tensor:
+        found = lanes.unwrap(value)
+        return found if real == lanes.count else found[:real]
 
     def every(groups: Groups) -> Groups:
-        return {group: {name: lanes.unwrap(value) for name, value in tree.items()} for group, tree in groups.items()}
+        return {group: {name: below(value) for name, value in tree.items()} for group, tree in groups.items()}
 
-    weight = None if work.weight is None else lanes.unwrap(torch.as_tensor(work.weight))
+    weight = None if work.weight is None else below(torch.as_tensor(work.weight))
     return Work(every(work.groups), every(work.state), weight)
 
 

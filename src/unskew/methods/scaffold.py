@@ -14,6 +14,7 @@ eta: FedSOL's code divides by K', the paper (which has no momentum) by K. Defaul
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 from torch import Tensor
@@ -55,10 +56,14 @@ class Scaffold(Method):
         """The model and the server's control."""
         return {**super().download(s, server, client), "control": server["control"]}
 
+    def prepare(self, c: ClientContext) -> ClientContext:
+        """Takes c - c_i once for all steps of the visit."""
+        correction = tree.sub(c.message["control"], c.state["control"])
+        return replace(c, message={**c.message, "correction": correction})
+
     def gradient(self, c: ClientContext, params: Tree, batch: Batch) -> Tree:
         """g - c_i + c (alg. 1, line 10)."""
-        grads = super().gradient(c, params, batch)
-        return tree.add(tree.sub(grads, c.state["control"]), c.message["control"])
+        return tree.add(super().gradient(c, params, batch), c.message["correction"])
 
     def upload(self, c: ClientContext, params: Tree) -> Groups:
         """The model's and the control's difference."""

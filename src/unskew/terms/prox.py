@@ -22,4 +22,4 @@ class Prox(Term):
     def __call__(self, c: ClientContext, params: Tree, batch: Batch, out: Output) -> Tensor:
         """Half mu times the squared distance."""
         received = tree.select(c.message["model"], c.trainable)
-        return 0.5 * self.mu * tree.sqnorm(tree.sub(tree.select(params, received), received))
+        return 0.5 * self.mu * tree.sqdist(tree.select(params, received), received)
