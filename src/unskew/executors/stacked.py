@@ -143,9 +143,7 @@ class Stacked:
         return [
             Reply(
                 client=job.client, weight=weight, num_samples=length, num_steps=int(steps), seconds=seconds,
-                # a state that is kept must not keep the whole chunk in memory
-                state={group: {name: value.clone() for name, value in tree.items()} for group, tree in kept.items()},
-                diagnostics=means, finite=is_finite, stack=stack, place=place,
+                state=kept, diagnostics=means, finite=is_finite, stack=stack, place=place,
             )
             for place, (job, kept, weight, length, steps, means, is_finite) in enumerate(rows)
         ]  # fmt: skip
@@ -186,11 +184,14 @@ def _finite(groups: Groups, count: int) -> list[bool]:
     return sums
 
 
+_unbind_copy: Any = torch.unbind_copy  # its stub forgets what it returns
+
+
 def _split(groups: Groups, count: int) -> list[Groups]:
-    """Each client's part of stacked groups."""
+    """Each client's part of stacked groups, copied: what is kept of one client must not keep the others in memory."""
     parts: list[dict[str, Any]] = [{group: {} for group in groups} for _ in range(count)]
     for group, tree in groups.items():
         for name, value in tree.items():
-            for own, part in zip(parts, value.unbind(0), strict=True):
+            for own, part in zip(parts, _unbind_copy(value), strict=True):
                 own[group][name] = part
     return parts

@@ -67,24 +67,23 @@ class Scaffold(Method):
 
     def upload(self, c: ClientContext, params: Tree) -> Groups:
         """The model's and the control's difference."""
-        moved = tree.sub(self._control(c, params), c.state["control"])
-        return {**super().upload(c, params), "control": moved}
+        return {**super().upload(c, params), "control": self._change(c, params)}
 
     def keep(self, c: ClientContext, params: Tree) -> Groups:
         """The new control."""
-        return {**super().keep(c, params), "control": self._control(c, params)}
+        return {**super().keep(c, params), "control": tree.add(c.state["control"], self._change(c, params))}
 
     def update(self, s: ServerContext, server: Groups, merged: Groups) -> Groups:
         """Model and control move by their means (the control's over all clients)."""
         step = {**merged, "delta": tree.scale(merged["delta"], self.server_lr)}
         return {**super().update(s, server, step), "control": tree.add(server["control"], merged["control"])}
 
-    def _control(self, c: ClientContext, params: Tree) -> Tree:
-        """c_i - c + (x - y_i) / (K' eta), option II; unchanged by a visit without steps."""
-        moved = tree.sub(tree.select(c.message["model"], c.trainable), tree.select(params, c.trainable))
-        drift = tree.scale(moved, 1.0 / (self._steps(c) * c.settings.lr))
-        new = tree.add(tree.sub(c.state["control"], c.message["control"]), drift)
-        return tree.where(c.num_steps > 0, new, c.state["control"])
+    def _change(self, c: ClientContext, params: Tree) -> Tree:
+        """(x - y_i) / (K' eta) - c, option II: the change of the client's control; none in a visit without steps."""
+        took_part = (c.num_steps > 0).double()
+        share = took_part / (self._steps(c) * c.settings.lr).clamp(min=1e-12)
+        model, control = c.message["model"], c.message["control"]
+        return {name: (model[name] - params[name]) * share - control[name] * took_part for name in control}
 
     def _steps(self, c: ClientContext) -> Tensor:
         steps, m = c.num_steps, c.settings.momentum
