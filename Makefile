@@ -16,7 +16,7 @@ $(STAMP): pyproject.toml
 demo: setup
 	$(BIN)/unskew compare --methods "fedavg,fedprox(mu=1.0),scaffold" --seeds 3 \
 		--data digits --split dirichlet:0.1 --clients 20 --sample 0.5 --rounds 40 --epochs 2 --lr 0.05 \
-		--executor pool --out demo
+		--executor pool --memory-format contiguous --out demo
 
 lint: setup
 	$(BIN)/ruff check src tests benchmarks
