@@ -22,6 +22,10 @@ REFUSED = {
         "run --executor gpu",
         "execution.executor (--executor): input should be 'serial', 'pool', 'stacked' or 'auto'",
     ),
+    "compile is no truth value": (
+        "run --executor stacked --compile maybe",
+        "--compile expects true or false, got 'maybe'",
+    ),
     "unknown local test": ("run --local-test nosuch", "(--local-test): input should be 'none', 'proportional' or"),
     "negative rounds": ("run --rounds -1", "run.rounds (--rounds): input should be greater than or equal to 1, got -1"),
     "zero rounds": ("run --rounds 0", "greater than or equal to 1, got 0"),

@@ -393,3 +393,11 @@ def test_a_profile_is_shown_and_written(call: Call, tmp_path: Path):
     written = json.loads((tmp_path / "run/profile.json").read_text())
     assert written["total"] == pytest.approx(sum(written["seconds"].values()))
     assert written["seconds"].keys() <= PARTS.keys()
+
+
+@pytest.mark.parametrize(("flag", "written"), [("true", True), ("false", False)])
+def test_compile_takes_true_or_false(call: Call, tmp_path: Path, flag: str, written: bool):
+    executor = "stacked" if written else "serial"
+    said = call(f"run {QUICK} --executor {executor} --compile {flag} --rounds 1 --out {tmp_path / 'run'}")
+    assert said.code == 0
+    assert read_file(tmp_path / "run/run.toml")["execution"]["compile"] is written

@@ -212,6 +212,26 @@ def test_compiled_steps_are_the_same_steps(method, caplog):
 
 
 @needs_compiler
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_blocks_of_compiled_steps_in_which_other_clients_are_active(momentum, caplog):
+    data = images(98, sizes=(20, 28, 50))  # in the first block everyone is active, later fewer and fewer
+    local = {**LOCAL, "batch": 4, "epochs": 1, "momentum": momentum}
+    assert_alike(data, model="mlp(hidden=[16])", local=local, execution={"compile": True, "chunk": 3})
+    assert "not compiled" not in caplog.text and "one by one" not in caplog.text
+
+
+@needs_compiler
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_visit_goes_on_uncompiled_where_it_was(momentum, monkeypatch):
+    plain = CompiledLanes._traced
+    monkeypatch.setattr(CompiledLanes, "_traced", lambda self, c, params, gradient, block: (
+        plain(self, c, params, gradient, block) if len(block) == 4 else 1 / 0))  # fmt: skip
+    data = images(98, sizes=(20, 28, 50))
+    local = {**LOCAL, "batch": 4, "epochs": 1, "momentum": momentum}
+    assert_alike(data, model="mlp(hidden=[16])", local=local, execution={"compile": True, "chunk": 3})
+
+
+@needs_compiler
 def test_one_graph_however_many_clients_there_are(caplog, monkeypatch):
     traced = []
     monkeypatch.setattr(CompiledLanes, "_traced", lambda self, *_, **__: traced.append(self.count) or 1 / 0)

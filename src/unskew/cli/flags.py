@@ -78,7 +78,8 @@ def _flag(flag: str) -> inspect.Parameter:
         _spelled(flag), help=text.replace("[", "\\[") + shown.replace("[", "\\["), show_default=False,
         parser=_reader(flag, kind), metavar={int: "INTEGER", float: "FLOAT", str: "TEXT", bool: "true|false"}[kind],
     )  # fmt: skip
-    return _keyword(flag, Annotated[typing.Optional[kind], info], None)  # type: ignore[valid-type]  # noqa: UP045
+    read_as = str if kind is bool else kind  # else typer makes it a flag without a value
+    return _keyword(flag, Annotated[typing.Optional[read_as], info], None)  # type: ignore[valid-type]  # noqa: UP045
 
 
 def _spelled(flag: str) -> str:

@@ -118,8 +118,8 @@ def update(weights: list[Tensor], grads: Tree, velocity: Velocity, settings: Loc
 class Velocity:
     """The momentum of a visit, kept by name, since a gradient may name other parameters at each step."""
 
-    def __init__(self) -> None:
-        self._values: Tree = {}
+    def __init__(self, values: Tree | None = None) -> None:
+        self._values: Tree = dict(values or {})
         self._own = False
         """The first velocity is the gradient itself, which may be somebody else's; later ones are ours to change."""
 

@@ -21,6 +21,7 @@ from torch._C import _functorch
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from unskew.core import local
 from unskew.core.context import Context, LocalGradient
 from unskew.core.tree import Groups, Tree
 from unskew.data.local import Batch
@@ -114,10 +115,9 @@ class CompiledLanes(Lanes):
         current = {name: value.detach() for name, value in params.items()}
         while block := self._pulled(pending):
             graph = self._graph((*key, len(block)), c, current, gradient, block)
-            if graph is None and velocity:  # its velocity is of no use to uncompiled steps
-                raise NotStackable("only some of a visit's steps can be compiled")
             if graph is None:
-                return super().descend(c, params, gradient, self._again(block, pending))
+                rest = self._again(block, pending)
+                return self.descend_on(c, current, gradient, rest, local.Velocity(velocity))
             run = _Running(self, graph, c, current, velocity)
             run.steps(block, cast("LaneDiagnostics", c.diagnostics))
             current.update((name, self.wrap(value)) for name, value in run.weights.items())
@@ -176,7 +176,9 @@ class CompiledLanes(Lanes):
         initial = {name: {key: value.clone() for key, value in tree.items()} for name, tree in c.initial.items()}
         c = replace(c, initial=initial)
         weights, velocity = self.start(c, params, list(c.trainable))
-        changing = {"weights": weights, "velocity": velocity, "batch": {**self.numbers(c), **self.batch_inputs(block)}}
+        # clones: a tensor that serves several steps today (who is active, say) is several tensors tomorrow
+        own = {name: value.clone() for name, value in {**self.numbers(c), **self.batch_inputs(block)}.items()}
+        changing = {"weights": weights, "velocity": velocity, "batch": own}
         named: dict[Path, Tensor] = self._known(c)
         named.update({(kind, key): value for kind, tree in changing.items() for key, value in tree.items()})
         found: dict[str, list[str]] = {}

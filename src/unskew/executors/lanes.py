@@ -118,9 +118,14 @@ class Lanes:
 
     def descend(self, c: Context, params: Tree, gradient: LocalGradient, batches: Iterable[Batch]) -> Tree:
         """Each client's parameters after its own steps; who has no batch left stands still."""
+        return self.descend_on(c, params, gradient, batches, local.Velocity())
+
+    def descend_on(
+        self, c: Context, params: Tree, gradient: LocalGradient, batches: Iterable[Batch], velocity: local.Velocity
+    ) -> Tree:
+        """The same, going on with a velocity."""
         current = {name: value.detach() for name, value in params.items()}
         moving: Tree = {}
-        velocity = local.Velocity()
         with torch.no_grad():
             for batch in batches:
                 grads = local.step_gradient(c, gradient, current, batch)
