@@ -114,7 +114,7 @@ class CompiledLanes(Lanes):
         velocity: Tree | None = None
         current = {name: value.detach() for name, value in params.items()}
         while block := self._pulled(pending):
-            graph = self._graph((*key, len(block)), c, current, gradient, block)
+            graph = self._graph((*key, len(block)), c, current, gradient, block, first=velocity is None)
             if graph is None:
                 rest = self._again(block, pending)
                 return self.descend_on(c, current, gradient, rest, local.Velocity(velocity))
@@ -141,7 +141,9 @@ class CompiledLanes(Lanes):
 
     # ------------------------------------------------------------------------------------ the graph
 
-    def _graph(self, key: Any, c: Cohort, params: Tree, gradient: LocalGradient, block: list[Pulled]) -> Graph | None:
+    def _graph(
+        self, key: Any, c: Cohort, params: Tree, gradient: LocalGradient, block: list[Pulled], first: bool
+    ) -> Graph | None:
         graphs = self._compiler.graphs
         if key not in graphs:
             try:
@@ -152,7 +154,13 @@ class CompiledLanes(Lanes):
             except Exception as error:  # whatever tracing or a compiler cannot do
                 self._compiler.refuse(key, error)
         graph = graphs[key]
-        if graph is not None and self._compiler.check_due(key) and not self._agrees(graph, c, params, gradient, block):
+        # a visit's first steps are looked at, before any of them is taken; its later ones are the same function
+        if (
+            first
+            and graph is not None
+            and self._compiler.check_due(key)
+            and not self._agrees(graph, c, params, gradient, block)
+        ):
             self._compiler.refuse(key, NotStackable("it no longer computes what the slots say"))
         return graphs[key]
 
