@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks import bare, measure
 from benchmarks.workloads import WORKLOADS, Workload
 from unskew import engine
-from unskew.core.memory import keep_freed_memory
+from unskew.core.process import keep_freed_memory
 from unskew.errors import InputError
 
 

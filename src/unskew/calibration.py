@@ -13,8 +13,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,16 +21,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unskew.config import Execution, Run
+from unskew.config import Run
 from unskew.core import seeds, tree, wire
 from unskew.core.jobs import Executor, Job
 from unskew.core.method import methods
+from unskew.core.process import steady
 from unskew.core.registry import construct
 from unskew.core.task import Task
 from unskew.data.files import cache_dir
 from unskew.data.local import batch_bounds, num_steps
 from unskew.executors.serial import Serial
 from unskew.executors.stacked import Stacked
+from unskew.sections import Execution
 
 log = logging.getLogger(__name__)
 
@@ -213,7 +214,7 @@ def _jobs(task: Task, count: int) -> list[Job]:
 def _interleaved(ways: dict[str, Callable[[], None]], repeats: int = 5, budget: float = 2.0) -> dict[str, float]:
     """Median seconds of each, taken in turns; whatever is slow is repeated less often."""
     times: dict[str, list[float]] = {name: [] for name in ways}
-    with _one_thread(), seeds.global_generator_restored():
+    with steady(threads=1):
         for work in ways.values():
             work()  # the first time pays for buffers and kernels
         for _ in range(repeats):
@@ -223,16 +224,6 @@ def _interleaved(ways: dict[str, Callable[[], None]], repeats: int = 5, budget: 
                     work()
                     times[name].append(time.perf_counter() - began)
     return {name: statistics.median(values) for name, values in times.items()}
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _remembered(

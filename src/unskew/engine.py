@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import logging
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 
 from unskew.calibration import settled
-from unskew.config import Execution, Run
-from unskew.core import checkpoint, seeds, wire
+from unskew.config import Run
+from unskew.core import checkpoint, wire
 from unskew.core.jobs import Executor
+from unskew.core.process import steady
 from unskew.core.profile import Profile
 from unskew.core.registry import construct
 from unskew.core.rounds import Round, rounds
@@ -33,6 +33,7 @@ from unskew.metrics.run_summary import summarise
 from unskew.models import Architecture, Model
 from unskew.parts import cut, make_executor, make_task, model_builder, prepare_data
 from unskew.results import Row, RunFolder, to_json
+from unskew.sections import Execution
 
 log = logging.getLogger(__name__)
 Watch = Callable[[Row], None]
@@ -126,23 +127,6 @@ def resume(
     return _Play(settled(config, task), task, folder, watch).play()
 
 
-@contextmanager
-def _steady(threads: int) -> Iterator[None]:
-    """A fixed number of threads, without which sums round differently; everything is put back afterwards."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    often = gc.get_threshold()
-    gc.freeze()  # what there is now need not be looked through again and again for garbage
-    gc.set_threshold(20_000, 20, 20)  # collecting every 700 objects took a twentieth of tiny rounds
-    try:
-        with seeds.global_generator_restored():
-            yield
-    finally:
-        gc.set_threshold(*often)
-        gc.unfreeze()
-        torch.set_num_threads(before)
-
-
 class _Play:
     """One run being played: rounds, evaluation, rows, checkpoints."""
 
@@ -159,7 +143,7 @@ class _Play:
 
     def play(self) -> Result:
         lock = self.folder.locked() if self.folder else nullcontext()
-        with lock, _steady(self.config.execution.threads), self.task.device.tf32_set():
+        with lock, steady(self.config.execution.threads), self.task.device.tf32_set():
             executor = make_executor(self.config, self.task)
             try:
                 with self.task.part("rest"):

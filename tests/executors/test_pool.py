@@ -14,7 +14,7 @@ import torch
 
 from unskew import engine, parts
 from unskew.config import from_table
-from unskew.core import tree
+from unskew.core import process, tree
 from unskew.core.jobs import Job, Reply
 from unskew.core.method import Method, methods
 from unskew.errors import ClientError, InputError
@@ -198,7 +198,7 @@ def test_evaluation_in_parts_loses_no_sample_and_every_worker_takes_part(batch, 
     task = task_of(evaluation={"batch": batch})
     pool = Pool(task, 2)
     try:
-        with engine._steady(threads=1):
+        with process.steady(threads=1):
             scores = [score_global(task, executor, task.initial, 1) for executor in (Serial(task), pool)]
     finally:
         pool.close()

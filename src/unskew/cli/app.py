@@ -17,7 +17,7 @@ from unskew.cli.flags import to_run, with_run_flags
 from unskew.cli.progress import DownloadProgress, RoundProgress, errors, note
 from unskew.compare import Metric
 from unskew.config import load_plugins
-from unskew.core.memory import keep_freed_memory
+from unskew.core.process import keep_freed_memory
 from unskew.core.text import Table
 from unskew.errors import ClientError, InputError, one_line
 from unskew.report.tables import Format

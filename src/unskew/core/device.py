@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, ParamSpec
 
 import torch
 from torch import Tensor
 
-from unskew.core.net import Forward, Layer, Mode
 from unskew.core.tree import Groups, Tree
 from unskew.errors import InputError
 from unskew.models.base import Output
@@ -20,6 +19,7 @@ Precision = Literal["float32", "tf32", "bfloat16"]
 """`tf32`: float32 with TensorFloat-32 products on GPUs that have them; `bfloat16`: autocast forward and backward."""
 
 CPU = torch.device("cpu")
+P = ParamSpec("P")
 
 
 @dataclass(frozen=True)
@@ -85,20 +85,14 @@ class Device:
         finally:
             matmul.allow_tf32, cudnn.allow_tf32 = before
 
-    def cast(self, forward: Forward) -> Forward:
+    def cast(self, forward: Callable[P, Output]) -> Callable[P, Output]:
         """The forward pass in this precision; logits and features leave it as float32."""
         if self.precision != "bfloat16":
             return forward
 
-        def in_bfloat16(
-            params: Tree,
-            x: Tensor,
-            mode: Mode = "train",
-            buffers: Tree | None = None,
-            layers: Mapping[str, Layer] | None = None,
-        ) -> Output:
+        def in_bfloat16(*args: P.args, **options: P.kwargs) -> Output:
             with torch.autocast(self.kind.type, torch.bfloat16):
-                out = forward(params, x, mode, buffers, layers)
+                out = forward(*args, **options)
             return Output(out.logits.float(), out.features.float())
 
         return in_bfloat16

@@ -5,14 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import ParamSpec, TypeVar
 
 from torch import Tensor
 
 from unskew.core.context import Context, LocalGradient, Steps
-from unskew.core.net import Forward, Layer, Mode
 from unskew.core.tree import Tree
 from unskew.data.local import Batch
-from unskew.models.base import Output
 
 PARTS = {
     "data": "gathering, normalising, augmenting batches",
@@ -28,6 +27,8 @@ PARTS = {
 """What each part stands for."""
 
 Seconds = dict[str, float]
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Profile:
@@ -69,20 +70,14 @@ class Profile:
         for name, value in seconds.items():
             self.seconds[name] = self.seconds.get(name, 0.0) + value
 
-    def forward(self, inner: Forward) -> Forward:
-        """A forward pass that is charged."""
+    def charged(self, name: str, work: Callable[P, R]) -> Callable[P, R]:
+        """The same work, charged to a part."""
 
-        def charged(
-            params: Tree,
-            x: Tensor,
-            mode: Mode = "train",
-            buffers: Tree | None = None,
-            layers: Mapping[str, Layer] | None = None,
-        ) -> Output:
-            with self.part("forward"):
-                return inner(params, x, mode, buffers, layers)
+        def inside(*args: P.args, **options: P.kwargs) -> R:
+            with self.part(name):
+                return work(*args, **options)
 
-        return charged
+        return inside
 
 
 class ProfiledSteps:
@@ -97,13 +92,8 @@ class ProfiledSteps:
 
     def gradient(self, loss: Callable[[Tree], Tensor], params: Tree, names: Iterable[str]) -> tuple[Tree, Tensor]:
         """The gradient and the loss."""
-
-        def charged(at: Tree) -> Tensor:
-            with self._profile.part("forward"):
-                return loss(at)
-
         with self._profile.part("backward"):
-            return self._inner.gradient(charged, params, names)
+            return self._inner.gradient(self._profile.charged("forward", loss), params, names)
 
     def descend(self, c: Context, params: Tree, gradient: LocalGradient, batches: Iterable[Batch]) -> Tree:
         """The steps of a visit."""

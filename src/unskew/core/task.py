@@ -125,7 +125,7 @@ class Task:
         return {
             "round": round_, "seed": self.seed, "num_classes": self.federation.dataset.num_classes,
             "settings": self.settings(round_), "names": self.net.names, "trainable": self.trainable, "steps": steps,
-            "forward": self.profile.forward(forward) if self.profile else forward,
+            "forward": self.profile.charged("forward", forward) if self.profile else forward,
             "buffer_policy": self.buffer_policy,
         }  # fmt: skip
 

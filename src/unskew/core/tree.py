@@ -59,11 +59,6 @@ def lerp(a: Tree, b: Tree, share: float | Tensor) -> Tree:
     return {name: a[name] + share * (b[name] - a[name]) for name in _shared(a, b)}
 
 
-def where(condition: Tensor, a: Tree, b: Tree) -> Tree:
-    """a where the condition (one truth value) holds, else b, on the names both hold."""
-    return {name: torch.where(condition, a[name], b[name]) for name in _shared(a, b)}
-
-
 def dot(a: Tree, b: Tree) -> Tensor:
     """The inner product over all names both hold."""
     return _total([(a[name] * b[name]).sum() for name in _shared(a, b)])

@@ -65,7 +65,7 @@ class LazySplit(Split):
 
     def dealer(self, dataset: Dataset, clients: int, seed: int) -> Dealer:
         """Who says what a client holds."""
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} must define dealer(dataset, clients, seed)")
 
 
 @dataclass(frozen=True, eq=False)

@@ -26,7 +26,7 @@ class Split(Component):
 
     def assign(self, dataset: Dataset, clients: int, rng: RandomState) -> tuple[Ints, Ints]:
         """The sample indices, client after client, and how many of them each client gets."""
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} must define assign(dataset, clients, rng)")
 
     def check(self, dataset: Dataset, clients: int) -> None:
         """An error where the data cannot be cut into so many clients."""

@@ -1,50 +1,34 @@
-"""The local step of a stack of clients as one compiled graph.
-
-The step is traced once with real tensors (`make_fx`): slots may be any Python, and what they read from the context is
-recognised as an input of the graph by its identity. The graph goes to torch.compile's backend (`torch._inductor`).
-What could differ at the next step without being an input (a random draw, a tensor that a slot made for itself, the
-round as a number) is refused when the graph is traced; the stack then takes its steps uncompiled, and says so.
-"""
+"""Local steps of a stack of clients as compiled graphs; `executors/tracing.py` says how slots become one."""
 
 from __future__ import annotations
 
 import itertools
-import logging
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
-from torch._C import _functorch
-from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from unskew.core import local
 from unskew.core.context import Context, LocalGradient
 from unskew.core.tree import Groups, Tree
 from unskew.data.local import Batch
-from unskew.errors import one_line
 from unskew.executors.cohort import Cohort
 from unskew.executors.lanes import LaneDiagnostics, Lanes, NotStackable
-
-log = logging.getLogger(__name__)
-Compiled = Callable[..., Any]
-Path = tuple[str, ...]
-
-
-@dataclass
-class Graph:
-    """A compiled step: which tensors it takes, what it gives."""
-
-    run: Compiled
-    takes: list[Path]
-    moved: list[str]
-    notes: list[str]
-    count: int
-    """How many steps it takes."""
-
+from unskew.executors.tracing import (
+    Compiled,
+    Compiler,
+    Graph,
+    Notes,
+    Path,
+    below,
+    fingerprint,
+    form_of,
+    prune,
+    unchanged,
+)
 
 UNROLL = 4
 """Steps in one graph: a tiny visit is one call then; more would take long to compile."""
@@ -57,42 +41,6 @@ class Pulled(NamedTuple):
     batch: Batch
     active: Tensor | None
     sizes: list[int] | None
-
-
-class Compiler:
-    """The compiled steps of one executor, by what they were traced for."""
-
-    MOST = 8
-    """More graphs of one function than this mean that something in it changes from round to round."""
-
-    def __init__(self) -> None:
-        self.graphs: dict[Any, Graph | None] = {}
-        self._used: dict[Any, int] = {}
-        self._zeros: Tree = {}
-
-    def zeros(self, like: Tree) -> Tree:
-        """Zeros of these shapes, made once: no graph changes its inputs."""
-        for name, value in like.items():
-            known = self._zeros.get(name)
-            if known is None or known.shape != value.shape or known.dtype != value.dtype:
-                self._zeros[name] = torch.zeros_like(value)
-        return {name: self._zeros[name] for name in like}
-
-    def refuse(self, key: Any, error: Exception) -> None:
-        """Remembers that this step runs uncompiled."""
-        self.graphs[key] = None
-        log.warning("the local step is not compiled (%s: %s); stacked clients go on without", type(error).__name__,
-                    one_line(error))  # fmt: skip
-
-    def check_due(self, key: Any) -> bool:
-        """Whether the graph should be compared with the uncompiled step: at its 2nd, 4th, 8th … visit."""
-        used = self._used[key] = self._used.get(key, 0) + 1
-        return used > 1 and used & (used - 1) == 0
-
-    def check_number(self, function: Any) -> None:
-        """An error where a function has been compiled too often."""
-        if sum(key[0] == function for key in self.graphs) >= self.MOST:
-            raise NotStackable("a number in the local step changes from round to round")
 
 
 class CompiledLanes(Lanes):
@@ -108,8 +56,15 @@ class CompiledLanes(Lanes):
         """The same as uncompiled, up to rounding."""
         assert isinstance(c, Cohort)
         self._calls += 1
-        code, numbers_inside = _fingerprint(gradient)
-        key = ((self._calls, code), numbers_inside, c.settings.momentum, c.settings.weight_decay, self.count, _form(c))
+        code, numbers_inside = fingerprint(gradient)
+        key = (
+            (self._calls, code),
+            numbers_inside,
+            c.settings.momentum,
+            c.settings.weight_decay,
+            self.count,
+            form_of(c),
+        )
         pending = iter(batches)
         velocity: Tree | None = None
         current = {name: value.detach() for name, value in params.items()}
@@ -155,24 +110,20 @@ class CompiledLanes(Lanes):
                 self._compiler.refuse(key, error)
         graph = graphs[key]
         # a visit's first steps are looked at, before any of them is taken; its later ones are the same function
-        if (
-            first
-            and graph is not None
-            and self._compiler.check_due(key)
-            and not self._agrees(graph, c, params, gradient, block)
-        ):
+        due = first and graph is not None and self._compiler.check_due(key)
+        if due and not self._agrees(cast("Graph", graph), c, params, gradient, block):
             self._compiler.refuse(key, NotStackable("it no longer computes what the slots say"))
         return graphs[key]
 
     def _agrees(self, graph: Graph, c: Cohort, params: Tree, gradient: LocalGradient, block: list[Pulled]) -> bool:
         """Whether graph and slots make the same steps from here, up to rounding."""
         apart = replace(c, diagnostics=LaneDiagnostics(self))
-        with _unchanged(self, c.buffers):
+        with unchanged(self, c.buffers):
             plain = super().descend(apart, params, gradient, self._again(block, iter(())))
             slots = {name: self.unwrap(plain[name]) for name in graph.moved}
         run = _Running(self, graph, c, params, None)
         start = dict(run.weights)
-        with _unchanged(self, c.buffers):
+        with unchanged(self, c.buffers):
             run.steps(block, LaneDiagnostics(self))
         with self.left():
             moved = sum(float((slots[name] - start[name]).square().sum()) for name in graph.moved)
@@ -200,9 +151,9 @@ class CompiledLanes(Lanes):
             noted = [value for each in notes for value in each.values()]
             return [*new_weights.values(), *(new_velocity[name] for name in new_weights if new_velocity), *noted]
 
-        with _unchanged(self, c.buffers), self.left(), torch.no_grad():
+        with unchanged(self, c.buffers), self.left(), torch.no_grad():
             graph = make_fx(traced)(list(named.values()))
-            takes = _prune(graph, list(named))
+            takes = prune(graph, list(named))
             run = torch._inductor.compile(graph, [named[path] for path in takes])
         return Graph(cast("Compiled", run), takes, found["moved"], found["notes"], len(block))
 
@@ -232,7 +183,7 @@ class CompiledLanes(Lanes):
         self, c: Cohort, params: Tree, weights: Tree, gradient: LocalGradient, own: Tree, numbers: Tree
     ) -> tuple[Tree, Tree]:
         """The slots' direction of one step, below the level, and what was noted."""
-        notes = _Notes(self)
+        notes = Notes(self)
         self._open()
         try:
             self.mask, self.active, self.sizes = self.wrap(own["mask"]), own["active"], None
@@ -255,8 +206,8 @@ class CompiledLanes(Lanes):
         """The steps' own tensors."""
         found: dict[str, Tensor] = {}
         for number, (batch, active, _) in enumerate(block):
-            found[f"{number}/x"], found[f"{number}/y"] = _raw(batch.x), _raw(batch.y)
-            found[f"{number}/positions"], found[f"{number}/mask"] = _raw(batch.positions), _raw(batch.mask)
+            found[f"{number}/x"], found[f"{number}/y"] = below(batch.x), below(batch.y)
+            found[f"{number}/positions"], found[f"{number}/mask"] = below(batch.positions), below(batch.mask)
             found[f"{number}/active"] = self._everyone if active is None else active
         return found
 
@@ -274,25 +225,13 @@ class CompiledLanes(Lanes):
             groups: Groups = {"": value} if field == "buffers" else value
             for group, tree in groups.items():
                 for name, tensor in tree.items():
-                    if id(_raw(tensor)) not in seen:
-                        seen.add(id(_raw(tensor)))
-                        found[field, group, name] = _raw(tensor)
+                    if id(below(tensor)) not in seen:
+                        seen.add(id(below(tensor)))
+                        found[field, group, name] = below(tensor)
         return found
 
 
 _FIELDS = ("message", "state", "received", "buffers", "initial")
-
-
-class _Notes(LaneDiagnostics):
-    """Diagnostics of a traced step: what is noted becomes an output of the graph."""
-
-    def __init__(self, lanes: Lanes) -> None:
-        super().__init__(lanes)
-        self.values: Tree = {}
-
-    def note(self, name: str, value: Tensor | float) -> None:
-        """One observation of the step."""
-        self.values[name] = self._lanes.unwrap(torch.as_tensor(value)).detach()
 
 
 class _Running:
@@ -335,59 +274,8 @@ def _found(c: Cohort, params: Tree, run: _Running, changing: Tree, lanes: Lanes,
     if kind in ("counts", "lengths"):
         return c.stack.counts if kind == "counts" else c.stack.sizes
     value: Any = getattr(c, kind)
-    return _raw(value[rest[1]] if kind == "buffers" else value[rest[0]][rest[1]])
-
-
-def _prune(graph: GraphModule, names: list[Path]) -> list[Path]:
-    """Takes unused inputs out of the graph; refuses tensors that the graph would take for constants."""
-    graph.graph.eliminate_dead_code()
-    for node in graph.graph.nodes:
-        if node.op == "get_attr" and getattr(graph, node.target).numel() > 1:
-            shape = tuple(getattr(graph, node.target).shape)
-            raise NotStackable(f"a slot keeps a tensor of shape {shape} outside the context")
-    inputs = [node for node in graph.graph.nodes if node.op == "placeholder"]
-    takes = []
-    for node, name in zip(inputs, names, strict=True):
-        if node.users:
-            takes.append(name)
-        else:
-            graph.graph.erase_node(node)
-    graph.graph.set_codegen(torch.fx.graph.CodeGen())  # inputs are no longer the traced function's one list
-    graph.recompile()
-    return takes
-
-
-@contextmanager
-def _unchanged(lanes: Lanes, buffers: Tree) -> Iterator[None]:
-    """Puts BatchNorm's statistics back: tracing a step is not taking it."""
-    before = {name: _raw(value).clone() for name, value in buffers.items()}
-    mask, active, sizes = lanes.mask, lanes.active, lanes.sizes
-    try:
-        yield
-    finally:
-        lanes.mask, lanes.active, lanes.sizes = mask, active, sizes
-        with lanes.left():
-            for name, value in before.items():
-                _raw(buffers[name]).copy_(value)
-
-
-def _form(c: Cohort) -> tuple[bool, ...]:
-    """Which tensors of message and state are one for all clients: in a first visit others than later."""
-    groups = (*c.message.values(), *c.state.values())
-    return tuple(_functorch.is_batchedtensor(value) for tree in groups for value in tree.values())
-
-
-def _fingerprint(gradient: LocalGradient) -> tuple[Any, Any]:
-    """What makes a step's function another one: its code and the plain values it closes over."""
-    function: Any = getattr(gradient, "__func__", gradient)
-    cells = tuple(cell.cell_contents for cell in function.__closure__ or ())
-    return function.__code__, tuple(repr(cell) for cell in cells if isinstance(cell, (int, float, str, bool, tuple)))
+    return below(value[rest[1]] if kind == "buffers" else value[rest[0]][rest[1]])
 
 
 def _tree(given: dict[Path, Tensor], kind: str) -> Tree:
     return {path[1]: value for path, value in given.items() if path[0] == kind and len(path) == 2}
-
-
-def _raw(value: Tensor | None) -> Tensor:
-    assert value is not None
-    return _functorch.get_unwrapped(value) if _functorch.is_batchedtensor(value) else value

@@ -66,11 +66,6 @@ class Lanes:
         finally:
             self._open()
 
-    @property
-    def is_open(self) -> bool:
-        """Whether slots are at work for many clients now."""
-        return self.level > 0
-
     def wrap(self, value: Tensor) -> Tensor:
         """What a slot sees of a tensor [K, ...]."""
         return _functorch._add_batch_dim(value, 0, self.level)

@@ -1,6 +1,6 @@
 """A cohort as one batch: slots run once for many clients under `vmap`. For many small clients; see docs/performance.md.
 
-Results equal those of `serial` up to rounding: sums are taken in another order (docs/performance.md states how close).
+Results equal those of `serial` up to rounding: sums are taken in another order (docs/design.md says how close).
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from unskew.data.local import LocalData
 from unskew.data.stacked import StackedData
 from unskew.errors import one_line
 from unskew.executors.cohort import Cohort, LaneData
-from unskew.executors.compiled import CompiledLanes, Compiler
+from unskew.executors.compiled import CompiledLanes
 from unskew.executors.lanes import LaneDiagnostics, Lanes
 from unskew.executors.masked import LanedLayers
 from unskew.executors.serial import Serial
+from unskew.executors.tracing import Compiler
 
 log = logging.getLogger(__name__)
 
@@ -130,22 +131,14 @@ class Stacked:
         finite = _finite(groups, count)
         weights = [float(n) for n in lengths] if work.weight is None else work.weight.tolist()
         stack = Stack(groups, weights, all(finite) and all(weight >= 0 and math.isfinite(weight) for weight in weights))
-        rows = zip(
-            jobs,
-            state,
-            weights,
-            lengths,
-            diagnostics.counted.tolist()[:count],
-            diagnostics.of_each()[:count],
-            finite,
-            strict=True,
-        )
+        counted, means = diagnostics.counted.tolist()[:count], diagnostics.of_each()[:count]
+        rows = zip(jobs, state, weights, lengths, counted, means, finite, strict=True)
         return [
             Reply(
                 client=job.client, weight=weight, num_samples=length, num_steps=int(steps), seconds=seconds,
-                state=kept, diagnostics=means, finite=is_finite, stack=stack, place=place,
+                state=kept, diagnostics=noted, finite=is_finite, stack=stack, place=place,
             )
-            for place, (job, kept, weight, length, steps, means, is_finite) in enumerate(rows)
+            for place, (job, kept, weight, length, steps, noted, is_finite) in enumerate(rows)
         ]  # fmt: skip
 
     def _scored(self, jobs: list[Job], work: Work, lengths: list[int], seconds: float) -> list[Reply]:

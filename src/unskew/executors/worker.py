@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from unskew.core.jobs import Job, Reply
-from unskew.core.memory import keep_freed_memory
+from unskew.core.process import keep_freed_memory
 from unskew.core.task import Task
 from unskew.core.tree import Groups
 from unskew.errors import ClientError, InputError, one_line
