@@ -271,7 +271,9 @@ class _Play:
         published = self.task.method.publish(s, server)
         if self.folder:
             about = {"run": self.config.hash, "method": str(self.config.method), "model": str(self.config.model)}
-            self.folder.write_model(wire.encode(published, about))
+            constants = self.task.net.constants  # without them the parameters are not the whole model
+            whole = {**published, "constants": self.task.device.back({"": constants})[""]} if constants else published
+            self.folder.write_model(wire.encode(whole, about))
             self.folder.write_summary(summary)
         path = self.folder.path if self.folder else None
         build = model_builder(self.config, self.task.federation.dataset)

@@ -87,7 +87,7 @@ def model_builder(config: Run, data: Dataset) -> Callable[[], Model]:
             seeds.seed_layers(config.seed, "model")
             model = config.resolved(data).model
             assert model is not None
-            return model.build(data.shape, data.num_classes)
+            return config.method.remodel(model.build(data.shape, data.num_classes), data.num_classes)
 
     return build
 

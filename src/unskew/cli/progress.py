@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from unskew.core import progress
 from unskew.results import Row
 
 
@@ -40,13 +41,24 @@ class RoundProgress:
             )  # fmt: skip
             self._task = self._bar.add_task(self.title, total=self.rounds, figures="")
             self._bar.start()
+        progress.listen(None if self.quiet else self.inside)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        progress.listen(None)
         if self._bar:
             self._bar.stop()
+
+    def inside(self, what: str, done: int, total: int) -> None:
+        """Takes note of how far a round's long work has come."""
+        text = f"{what} {done}/{total}"
+        if self._bar:
+            self._bar.update(self._task, figures=f"accuracy {self._accuracy} · {text}")
+        elif time.monotonic() - self._said >= 5:
+            self._said = time.monotonic()
+            errors.print(f"{self.title}: {text}")
 
     def __call__(self, row: Row) -> None:
         """Takes note of a finished round."""

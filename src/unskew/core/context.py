@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from unskew.core import seeds
-from unskew.core.net import Forward, Layer, Mode, Names, Net
+from unskew.core.net import Forward, Layer, Mode, Names, Net, Part
 from unskew.core.tree import Groups, Tree
 from unskew.models.base import Output
 
@@ -50,6 +51,16 @@ class Steps(Protocol):
         """A copy of `params` after one step of SGD along `gradient(c, params, batch)` for each batch."""
 
 
+class Observer(Protocol):
+    """Looks on while a client trains: a measure. It notes numbers in `c.diagnostics` and changes nothing."""
+
+    def step(self, c: Any, params: Tree, batch: Batch, grads: Tree) -> None:
+        """A local step is about to be made along `grads`."""
+
+    def trained(self, c: Any, params: Tree) -> None:
+        """Local training has ended with these parameters."""
+
+
 LocalGradient = Callable[[Any, Tree, "Batch"], Tree]
 """`gradient(c, params, batch)`: the direction of a local step; it may name fewer parameters than there are."""
 
@@ -60,6 +71,10 @@ class Diagnostics:
     def __init__(self) -> None:
         self._sums: dict[str, tuple[Any, int]] = {}
         self.steps = 0
+
+    def anew(self) -> Diagnostics:
+        """The same kind of diagnostics, with nothing counted yet."""
+        return Diagnostics()
 
     def step(self, batch: Batch) -> None:
         """Counts one step."""
@@ -90,9 +105,28 @@ class Context:
     initial: Groups
     """The run's initial model and buffers, the same for all: groups `model` and `buffers`."""
     buffer_policy: BufferPolicy
+    fresh: Callable[[int], Tree]
+    """Parameters drawn anew by the layers' initialisers, from this seed (`seeds.number(c.seed, purpose)`)."""
+    constants: Tree = field(default_factory=dict)
+    """Tensors of the model that nothing changes, such as a fixed classifier's vectors."""
     diagnostics: Diagnostics = field(default_factory=Diagnostics)
+    observers: tuple[Observer, ...] = ()
+    """Told of every step and of the end of training; they note numbers and change nothing."""
     before_step: tuple[Callable[[Tree], None], ...] = ()
     """Told of the parameters before each local step, where a wrapper must know them apart from perturbed ones."""
+
+    def features(self, params: Tree, x: Tensor, mode: Mode = "train") -> Tensor:
+        """The body's features of inputs, [B, D]."""
+        return self.forward(params, x, mode, part="body").features
+
+    def classify(self, params: Tree, features: Tensor, mode: Mode = "train") -> Tensor:
+        """The head's logits of features, [B, C]."""
+        return self.forward(params, features, mode, part="head").logits
+
+    def aside(self: Self, **changed: Any) -> Self:
+        """The same context with other local settings (`lr=0.01, epochs=1`), whose steps and notes are not counted."""
+        settings = replace(self.settings, **changed)
+        return replace(self, settings=settings, diagnostics=self.diagnostics.anew(), observers=())
 
     def grad(self, loss: Callable[[Tree], Tensor], params: Tree, names: tuple[str, ...] | None = None) -> Tree:
         """The gradient of `loss` at `params` for the trainable parameters, or for `names`."""
@@ -120,6 +154,8 @@ class ClientContext(Context):
     """What the client starts from, whole and unchanged by training: `model` (its own part laid over) and `buffers`."""
     terms: tuple[Term, ...] = ()
     """Loss terms that a wrapper adds to the method inside it."""
+    taught: Tree = field(default_factory=dict)
+    """What the received model says about each of the client's samples, [n, ...]; see `with_taught`."""
 
     def rng(self, purpose: str) -> torch.Generator:
         """A stream of this run, round and client for this purpose."""
@@ -159,6 +195,35 @@ class ClientContext(Context):
         """All samples once, in order, not augmented: for statistics such as prototypes."""
         return self.data.passes(batch)
 
+    def with_taught(self) -> ClientContext:
+        """The same visit, in which the received model has looked at every sample once; only if that saves work.
+
+        It does not where samples are augmented, or where what a model says of a sample depends on its batch.
+        """
+        by_batch = self.has_batchnorm and (self.buffer_policy == "reset" or not self.received["buffers"])
+        s = self.settings
+        if self.augmented or by_batch or (s.steps is not None and s.steps * s.batch < int(self.longest)):
+            return self
+        with torch.no_grad():
+            seen = [self._teach(batch.x) for batch in self.passes()]
+        parts = zip(("logits", "features"), zip(*seen, strict=True), strict=False)
+        return replace(self, taught={name: torch.cat(own) for name, own in parts})
+
+    def teacher(self, batch: Batch) -> Output:
+        """What the received model says about a batch, without gradient."""
+        if self.taught:
+            return Output(self.taught["logits"][batch.positions], self.taught["features"][batch.positions])
+        with torch.no_grad():
+            return self._teach(batch.x)
+
+    def _teach(self, x: Tensor) -> Output:
+        return self.forward(self.received["model"], x, "eval", self.received["buffers"])
+
+    @property
+    def longest(self) -> int:
+        """Training samples of this client; of the largest one where many work at once."""
+        return len(self.data)
+
     def with_forward(self, forward: Forward) -> ClientContext:
         """The same visit with another forward pass (a wrapper's way to change how gradients travel)."""
         return replace(self, forward=forward)
@@ -168,6 +233,8 @@ class ClientContext(Context):
 class ServerContext(Context):
     """A round at the server: which clients take part, and how many there are."""
 
+    record: dict[str, Any] = field(default_factory=dict)
+    """What the method has to say of the round, plain values: goes into rounds.jsonl under `method`."""
     num_clients: int = 0
     cohort: tuple[int, ...] = ()
     """This round's clients."""
@@ -197,8 +264,9 @@ def bound_forward(network: Net, own: Tree, batch_statistics: bool) -> Forward:
         mode: Mode = "train",
         buffers: Tree | None = None,
         layers: Mapping[str, Layer] | None = None,
+        part: Part = "whole",
     ) -> Output:
         mode = "eval_batch" if mode == "eval" and batch_statistics else mode
-        return network(params, own if buffers is None else buffers, x, mode, layers)
+        return network(params, own if buffers is None else buffers, x, mode, layers, part)
 
     return forward

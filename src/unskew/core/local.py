@@ -30,7 +30,10 @@ def step_gradient(c: Context, gradient: LocalGradient, params: Tree, batch: Batc
     for watch in c.before_step:
         watch(params)
     c.diagnostics.step(batch)
-    return gradient(c, params, batch)
+    grads = gradient(c, params, batch)
+    for observer in c.observers:
+        observer.step(c, params, batch, grads)
+    return grads
 
 
 class OneByOne:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
+import torch
 from torch import Tensor
 
 from unskew.core import local, tree
@@ -17,7 +18,7 @@ from unskew.core.registry import Component, Registry, param, validated
 from unskew.core.terms import Term
 from unskew.core.tree import Groups, Tree
 from unskew.data.local import Batch
-from unskew.models.base import Output
+from unskew.models.base import Model, Output
 
 
 @validated
@@ -40,6 +41,12 @@ class Method(Component):
     """How each group of the replies is merged."""
     survey_reducers: ClassVar[Reducers] = {}
     """If not empty, each round begins with an exchange of statistics: `survey`, `digest`, `brief`."""
+
+    # --------------------------------------------------------------------------------- before the run
+
+    def remodel(self, model: Model, num_classes: int) -> Model:
+        """The network that this method trains, made of the one that the run names (another head, say)."""
+        return model
 
     # ------------------------------------------------------------------------------------ the server
 
@@ -107,6 +114,18 @@ class Method(Component):
         for term in (*self.own_terms(), *self.terms, *c.terms):
             value = value + term(c, params, batch, out)
         return value
+
+    def proximal(self, c: ClientContext, params: Tree, batch: Batch) -> Tree | None:
+        """What the method adds to the gradient of the supervised loss, its proximal gradient; None: nothing."""
+        own = self.own_terms()
+        if not own:
+            return None
+
+        def added(p: Tree) -> Tensor:
+            seen = c.forward(p, batch.x)
+            return torch.stack([term(c, p, batch, seen) for term in own]).sum()
+
+        return c.grad(added, params)
 
     def gradient(self, c: ClientContext, params: Tree, batch: Batch) -> Tree:
         """The direction of one local step (descended after weight decay and momentum)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import fnmatch
 import functools
 from collections.abc import Callable, Mapping
@@ -11,12 +12,16 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from unskew.core.tree import Tree
+from unskew.core import seeds
+from unskew.core.tree import Groups, Tree
 from unskew.models.base import Model, Output
 
 Mode = Literal["train", "batch", "eval", "eval_batch"]
 """`train`: batch statistics, running ones updated; `batch`: the same, nothing updated; `eval`: running statistics, no
 dropout; `eval_batch`: no dropout, but statistics of the batch (where running ones mean nothing)."""
+
+Part = Literal["whole", "body", "head"]
+"""How much of the network a pass goes through: `body` gives features (as logits, too), `head` takes them as input."""
 
 Layer = Callable[[nn.Module, Tensor], Tensor]
 """What a layer does instead of its own forward pass: called with the layer (its parameters bound) and its input."""
@@ -32,6 +37,7 @@ class Forward(Protocol):
         mode: Mode = "train",
         buffers: Tree | None = None,
         layers: Mapping[str, Layer] | None = None,
+        part: Part = "whole",
     ) -> Output:
         """`buffers`: other BatchNorm statistics than the context's own; `layers`: what named layers do instead."""
 
@@ -80,6 +86,9 @@ class Net:
         self._moded = [m for m in model.modules() if not isinstance(m, _SAME_IN_EVERY_MODE)]
         self._own_train = any(type(m).train is not nn.Module.train for m in self._moded)
         self._chain = _chain(model)
+        self.constants = _constants(model)
+        """Tensors of the model that nothing changes and nobody sends: buffers that are not saved with it."""
+        self._spare: Model | None = None
         self._params: Tree | None = None
         self._buffers: Tree | None = None
         self._mode: Mode | None = None
@@ -112,8 +121,28 @@ class Net:
             for name, value in params.items()
         }
 
+    def fresh(self, initial: Groups, seed: int) -> Tree:
+        """Parameters as the layers' own initialisers draw them; what has no initialiser keeps its initial value."""
+        if self._spare is None:
+            _bind(self._param_slots, initial["model"])
+            _bind(self._buffer_slots, initial["buffers"])
+            self._params = self._buffers = None  # the next pass lays its own in
+            self._spare = copy.deepcopy(self.module)
+        with seeds.global_generator_restored():
+            torch.default_generator.manual_seed(seed)
+            for module in self._spare.modules():
+                if callable(reset := getattr(module, "reset_parameters", None)):
+                    reset()
+        return _values(_slots(self._spare, "_parameters"))
+
     def __call__(
-        self, params: Tree, buffers: Tree, x: Tensor, mode: Mode, layers: Mapping[str, Layer] | None = None
+        self,
+        params: Tree,
+        buffers: Tree,
+        x: Tensor,
+        mode: Mode,
+        layers: Mapping[str, Layer] | None = None,
+        part: Part = "whole",
     ) -> Output:
         """A forward pass with these parameters and buffers; in mode `train` it updates `buffers` in place."""
         if params is not self._params:
@@ -128,23 +157,28 @@ class Net:
             self._set_mode(mode)
         if self.channels_last and x.dim() == 4:
             x = x.contiguous(memory_format=torch.channels_last)
-        return self._pass(x) if not layers else self._with_layers(x, layers)
+        return self._pass(x, part) if not layers else self._with_layers(x, layers, part)
 
-    def _pass(self, x: Tensor) -> Output:
+    def _pass(self, x: Tensor, part: Part) -> Output:
+        if part == "head":
+            return Output(self.module.head(x), x)
         if self._chain is None:
+            if part == "body":
+                features = self.module.body(x)
+                return Output(features, features)
             out: Output = self.module(x)
             return out
         for layer in self._chain:
             x = layer.forward(x)
-        return Output(self.module.head.forward(x), x)
+        return Output(self.module.head.forward(x) if part == "whole" else x, x)
 
-    def _with_layers(self, x: Tensor, layers: Mapping[str, Layer]) -> Output:
+    def _with_layers(self, x: Tensor, layers: Mapping[str, Layer], part: Part) -> Output:
         before = {name: self._layers[name].__dict__.get("forward") for name in layers}
         try:
             for name, work in layers.items():
                 layer = self._layers[name]
                 layer.forward = functools.partial(work, layer)
-            return self._pass(x)
+            return self._pass(x, part)
         finally:
             for name, own in before.items():
                 self._layers[name].__dict__.pop("forward")
@@ -208,6 +242,15 @@ def _slots(model: nn.Module, kind: str) -> Slots:
             if not any(other is holder and key == its_key for other, its_key in places):
                 places.append((holder, key))
     return found
+
+
+def _constants(model: nn.Module) -> Tree:
+    return {
+        f"{path}.{key}" if path else key: module._buffers[key]
+        for path, module in model.named_modules()
+        for key in sorted(module._non_persistent_buffers_set)
+        if module._buffers[key] is not None
+    }  # type: ignore[return-value]
 
 
 def _values(slots: Slots) -> Tree:

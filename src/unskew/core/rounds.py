@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from unskew.core import seeds, tree
@@ -47,6 +47,8 @@ def rounds(task: Task, executor: Executor, store: StateStore, server: Groups, fi
                 server = method.update(exchange.seeded("update"), server, merged)
         whole = time.perf_counter() - began
         record = exchange.record() | {"lr": s.settings.lr}
+        if s.record:
+            record["method"] = s.record
         record["seconds"] = {
             "clients": sum(row.get("seconds", 0.0) for row in exchange.rows),
             "local": waited - exchange.merging,
@@ -113,8 +115,18 @@ class _Exchange:
             with self.task.part("merge"):
                 self._take(kind, reply, list(accumulators.values()))
             self.merging += time.perf_counter() - began
+        if kind == "train":
+            self._note_shares([reducer for _, reducer in accumulators.values()])
         with self.task.part("merge"):
             return {name: reducer.result() for name, (_, reducer) in accumulators.items()}
+
+    def _note_shares(self, reducers: list[Reducer]) -> None:
+        """How much each client counts in the merged model: its weight, unless a reducer has its own idea."""
+        used = [row for row in self.rows if row["used"]]
+        own = next((reducer.shares() for reducer in reducers if hasattr(reducer, "shares")), None)
+        whole = sum(row["weight"] for row in used)
+        for row in used:
+            row["share"] = own[row["client"]] if own is not None else row["weight"] / whole if whole else 0.0
 
     def _jobs(self, kind: Kind) -> Iterator[Job]:
         for client in list(self.present):
@@ -136,10 +148,10 @@ class _Exchange:
             self.rows.append(self._row(reply, used=False))
             return
         if not self._merged_as_one(reply, accumulators):
-            groups = reply.groups if reply.stack is None else reply.stack.of(reply.place)
+            whole = reply if reply.stack is None else replace(reply, groups=reply.stack.of(reply.place))
             for group, reducer in accumulators:
-                if groups.get(group):
-                    reducer.add(groups[group], reply)
+                if whole.groups.get(group):
+                    reducer.add(whole.groups[group], whole)
         if kind == "train":
             self.used.append(reply.client)
             self.store.put(reply.client, reply.state, self.s.round)

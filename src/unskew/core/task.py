@@ -5,14 +5,22 @@ from __future__ import annotations
 import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from unskew.core import local, seeds
-from unskew.core.context import BufferPolicy, ClientContext, LocalSettings, ServerContext, Steps, bound_forward
+from unskew.core.context import (
+    BufferPolicy,
+    ClientContext,
+    LocalSettings,
+    Observer,
+    ServerContext,
+    Steps,
+    bound_forward,
+)
 from unskew.core.device import Device
 from unskew.core.jobs import Job, Reply
 from unskew.core.method import Method
@@ -42,6 +50,7 @@ class Task:
     eval_batch: int = 1000
     device: Device = field(default_factory=Device)
     profile: Profile | None = None
+    observers: tuple[Observer, ...] = ()
 
     @property
     def num_clients(self) -> int:
@@ -116,7 +125,7 @@ class Task:
         context: ClientContext = kind(
             **self._common(job.round, own, none, steps), initial=self._initial_there, client=job.client,
             message=job.message, state=job.state, buffers=own, data=data, has_batchnorm=self.net.has_batchnorm,
-            terms=self.method.outer_terms(), **more,
+            terms=self.method.outer_terms(), observers=self.observers if job.kind == "train" else (), **more,
         )  # fmt: skip
         return context
 
@@ -126,7 +135,8 @@ class Task:
             "round": round_, "seed": self.seed, "num_classes": self.federation.dataset.num_classes,
             "settings": self.settings(round_), "names": self.net.names, "trainable": self.trainable, "steps": steps,
             "forward": self.profile.charged("forward", forward) if self.profile else forward,
-            "buffer_policy": self.buffer_policy,
+            "buffer_policy": self.buffer_policy, "fresh": partial(self.net.fresh, self._initial_there),
+            "constants": self.net.constants,
         }  # fmt: skip
 
     def _start_buffers(self, job: Job) -> Tree:
@@ -204,6 +214,8 @@ def perform(method: Method, job: Job, c: ClientContext, data: LocalData, eval_ba
 def run_client(method: Method, c: ClientContext) -> Work:
     """A client's visit, from the prepared context to the reply."""
     params = method.train(c, method.start(c))
+    for observer in c.observers:
+        observer.trained(c, params)
     return Work(method.upload(c, params), method.keep(c, params), method.weight(c, params))
 
 

@@ -12,7 +12,7 @@ from unskew.core.registry import param, validated
 from unskew.core.terms import Term
 from unskew.core.tree import Groups, Tree
 from unskew.data.local import Batch
-from unskew.models.base import Output
+from unskew.models.base import Model, Output
 
 
 def _forwarded(name: str) -> Any:
@@ -43,6 +43,10 @@ class Wrapper(Method):
     def outer_terms(self) -> tuple[Term, ...]:
         """This wrapper's terms and those of wrappers inside it."""
         return (*self.terms, *self.inner.outer_terms())
+
+    def remodel(self, model: Model, num_classes: int) -> Model:
+        """The inner method's."""
+        return self.inner.remodel(model, num_classes)
 
     def init(self, s: ServerContext) -> Groups:
         """The inner method's."""
@@ -95,6 +99,10 @@ class Wrapper(Method):
     def loss(self, c: ClientContext, params: Tree, batch: Batch) -> Tensor:
         """The inner method's."""
         return self.inner.loss(c, params, batch)
+
+    def proximal(self, c: ClientContext, params: Tree, batch: Batch) -> Tree | None:
+        """The inner method's."""
+        return self.inner.proximal(c, params, batch)
 
     def gradient(self, c: ClientContext, params: Tree, batch: Batch) -> Tree:
         """The inner method's."""

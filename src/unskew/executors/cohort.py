@@ -62,6 +62,11 @@ class Cohort(ClientContext):
         return self.lanes.wrap(self.stack.sizes)
 
     @property
+    def longest(self) -> int:
+        """Training samples of the largest client."""
+        return max(self.stack.lengths)
+
+    @property
     def num_steps(self) -> Tensor:
         """Steps that each client has taken so far."""
         assert isinstance(self.diagnostics, LaneDiagnostics)

@@ -166,6 +166,10 @@ class LaneDiagnostics(Diagnostics):
         self._totals: dict[str, tuple[Tensor | float, Tensor | float]] = {}
         self._counted: Tensor | float = 0.0
 
+    def anew(self) -> LaneDiagnostics:
+        """The same kind of diagnostics, with nothing counted yet."""
+        return LaneDiagnostics(self._lanes)
+
     @property
     def counted(self) -> Tensor:
         """How many steps each client took, [K] float64."""

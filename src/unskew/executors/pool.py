@@ -17,7 +17,7 @@ from unskew.core.task import Task
 from unskew.errors import ClientError, InputError
 from unskew.executors.arena import Arena
 from unskew.executors.window import Window
-from unskew.executors.worker import Worker
+from unskew.executors.worker import STILL_AT_WORK, Worker
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +80,8 @@ class Pool:
         for worker in self._workers:
             if worker.job is not None:
                 with contextlib.suppress(ClientError, InputError):
-                    worker.receive()
+                    while worker.receive() is STILL_AT_WORK:
+                        pass
                 worker.job = None
         self._shared.clear()
 
@@ -97,6 +98,8 @@ class Pool:
         index, job = worker.index, worker.job
         with self._task.part("transfer"):
             reply = worker.receive()
+        if reply is STILL_AT_WORK:
+            return
         if reply is not None and self._task.profile:
             self._task.profile.add(reply.profile)
         if reply is None:

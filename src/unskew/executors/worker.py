@@ -23,12 +23,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unskew.core import progress
 from unskew.core.jobs import Job, Reply
 from unskew.core.process import keep_freed_memory
 from unskew.core.task import Task
 from unskew.core.tree import Groups
 from unskew.errors import ClientError, InputError, one_line
 from unskew.executors.arena import Arena, Layout, mapped
+
+STILL_AT_WORK = Reply(client=-1)
 
 
 @dataclass
@@ -94,10 +97,18 @@ class Worker:
             self._delivered = False  # it died while idle; waiting for its reply will show it
 
     def receive(self) -> Reply | None:
-        """The reply to the job, None if the process died; a client's exception is raised here."""
+        """The reply to the job, None if the process died; a client's exception is raised here.
+
+        `STILL_AT_WORK` where it only told how far it has come.
+        """
         assert self.pipe is not None and self.job is not None
         try:
             header: dict[str, Any] = json.loads(self.pipe.recv_bytes())
+            while "progress" in header:
+                progress.say(*header["progress"])
+                if not self.pipe.poll():
+                    return STILL_AT_WORK
+                header = json.loads(self.pipe.recv_bytes())
         except (EOFError, OSError):
             return None
         job, self.job = self.job, None
@@ -158,6 +169,7 @@ def _serve(
     keep_freed_memory()
     for other in others:
         other.close()  # or the end of the parent would go unnoticed here
+    progress.listen(lambda *told: _tell(pipe, told))
     torch.set_num_threads(1)  # OpenMP's threads do not survive a fork: with several it would wait for them for ever
     while True:
         try:
@@ -168,6 +180,11 @@ def _serve(
         job = Job(message=message, state=state, **{**header, "part": tuple(header["part"])})
         with contextlib.suppress(BrokenPipeError):  # the parent left; the next read ends this worker
             pipe.send_bytes(json.dumps(_answer(task, job, replies)).encode())
+
+
+def _tell(pipe: Connection, told: tuple[Any, ...]) -> None:
+    with contextlib.suppress(BrokenPipeError):
+        pipe.send_bytes(json.dumps({"progress": told}).encode())
 
 
 def _read(layout: Layout, letters: tuple[Arena, Arena]) -> Groups:

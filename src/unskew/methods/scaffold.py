@@ -61,9 +61,13 @@ class Scaffold(Method):
         correction = tree.sub(c.message["control"], c.state["control"])
         return replace(c, message={**c.message, "correction": correction})
 
+    def proximal(self, c: ClientContext, params: Tree, batch: Batch) -> Tree:
+        """c - c_i."""
+        return c.message["correction"]
+
     def gradient(self, c: ClientContext, params: Tree, batch: Batch) -> Tree:
         """g - c_i + c (alg. 1, line 10)."""
-        return tree.add(super().gradient(c, params, batch), c.message["correction"])
+        return tree.add(super().gradient(c, params, batch), self.proximal(c, params, batch))
 
     def upload(self, c: ClientContext, params: Tree) -> Groups:
         """The model's and the control's difference."""

@@ -1,0 +1,53 @@
+"""Short runs on five awkward clients: one sample in all, a last batch of one sample, missing classes; BatchNorm."""
+
+import copy
+
+import torch
+
+from unskew import engine
+from unskew.config import from_table
+from unskew.data.dataset import Dataset, Samples
+
+
+def tiny_data(groups=None, classes=3, seed=0):
+    """Three classes of 2x4x4 images that a small net can tell apart."""
+    rng = torch.Generator().manual_seed(seed)
+    y = torch.arange(60) % classes
+    x = torch.randint(0, 100, (60, 2, 4, 4), generator=rng, dtype=torch.uint8) + (60 * y).to(torch.uint8).view(
+        -1, 1, 1, 1
+    )
+    samples = Samples(x, y)
+    names = tuple(str(group) for group in range(int(groups.max()) + 1)) if groups is not None else ()
+    return Dataset("tiny", samples, samples, tuple("abc"), (0.5, 0.5), (0.5, 0.5), groups=groups, group_names=names)
+
+
+def awkward_groups():
+    """Five clients: one with a single sample, one whose last batch is one sample, one that misses two classes."""
+    groups = torch.zeros(60, dtype=torch.int64)
+    groups[0] = 1  # one sample in all
+    groups[torch.arange(3, 60, 3)[:9]] = 2  # class 0 only; nine samples: with batch 8 the last batch is one sample
+    groups[40:50], groups[50:] = 3, 4
+    return groups
+
+
+def config(spec, **options):
+    """A run on tiny data: two rounds, all five clients."""
+    base = {
+        "method": spec, "model": "cnn8(norm=batch)", "split": "natural", "rounds": 2, "seed": 3,
+        "local": {"batch": 8, "epochs": 2, "lr": 0.05, "momentum": 0.5}, "execution": {"checkpoint_every": 1},
+    }  # fmt: skip
+    return from_table({**base, **options})
+
+
+DATA = tiny_data(awkward_groups())
+
+
+def play(spec, out=None, **options):
+    return engine.run(config(spec, **options), out, dataset=DATA)
+
+
+def rows_without_times(result):
+    rows = copy.deepcopy(result.rounds)
+    for row in rows:
+        row.pop("seconds")
+    return rows
