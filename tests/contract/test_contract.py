@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import unskew
-from awkward import DATA, config, play, rows_without_times
+from awkward import DATA, config, play, quick, rows_without_times
 from support import STACKED_TOLERANCE, gap, initial_model
 from unskew import engine, parts
 from unskew.core import tree, wire
@@ -18,7 +18,11 @@ from unskew.core.wrapper import Wrapper
 
 NAMES = [name for name in methods if not name.startswith("test_")]  # other tests register some of their own
 PLAIN = [name for name in NAMES if not issubclass(methods.get(name), Wrapper)]
-SPECS = [*PLAIN, *(f"{name}(fedprox(mu=0.1))" for name in NAMES if name not in PLAIN), "fedavg(terms=[prox(mu=1.0)])"]
+SPECS = [
+    *map(quick, PLAIN),
+    *(f"{name}(fedprox(mu=0.1))" for name in NAMES if name not in PLAIN),
+    "fedavg(terms=[prox(mu=1.0)])",
+]
 EVERY = pytest.mark.parametrize("spec", SPECS)
 
 
@@ -128,7 +132,7 @@ LATE = ("scaffold", "flfa")
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ("fedavg", *LATE)])
 def test_default_differs_from_fedavg_after_one_round(name):
     personal = {"local_test": "holdout"}
-    mine, fedavg = (play(spec, rounds=1, evaluation=personal) for spec in (name, "fedavg"))
+    mine, fedavg = (play(spec, rounds=1, evaluation=personal) for spec in (quick(name), "fedavg"))
     pairs = [(mine.server["model"][key], value) for key, value in fedavg.server["model"].items()
              if key in mine.server["model"]]  # fmt: skip
     assert any(not torch.equal(ours, theirs) for ours, theirs in pairs)
