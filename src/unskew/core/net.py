@@ -11,6 +11,7 @@ from typing import Literal, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from unskew.core import seeds
 from unskew.core.tree import Groups, Tree
@@ -128,7 +129,8 @@ class Net:
             _bind(self._buffer_slots, initial["buffers"])
             self._params = self._buffers = None  # the next pass lays its own in
             self._spare = copy.deepcopy(self.module)
-        with seeds.global_generator_restored():
+        # a stack of clients, all of which get the same: inside its level nothing could be drawn
+        with seeds.global_generator_restored(), temporarily_clear_interpreter_stack():
             torch.default_generator.manual_seed(seed)
             for module in self._spare.modules():
                 if callable(reset := getattr(module, "reset_parameters", None)):
