@@ -90,6 +90,7 @@ def run(
     config = config.resolved(data)
     partition = cut(config, data)
     task = make_task(config, data, partition)
+    task.method.init(task.server_context(0))  # what a method refuses it refuses before there is a folder
     config = settled(config, task)
     folder = RunFolder.create(Path(out), config) if out is not None else None
     if folder is not None:

@@ -64,6 +64,7 @@ class CompiledLanes(Lanes):
             c.settings.weight_decay,
             self.count,
             form_of(c),
+            bool(c.before_step or c.observers),
         )
         pending = iter(batches)
         velocity: Tree | None = None
@@ -102,8 +103,8 @@ class CompiledLanes(Lanes):
         graphs = self._compiler.graphs
         if key not in graphs:
             try:
-                if c.before_step:
-                    raise NotStackable("a wrapper watches every step")
+                if c.before_step or c.observers:
+                    raise NotStackable("a wrapper or a measure watches every step")
                 self._compiler.check_number(key[0])
                 graphs[key] = self._traced(c, params, gradient, block)
             except Exception as error:  # whatever tracing or a compiler cannot do
