@@ -238,7 +238,7 @@ class _Play:
             if self.task.federation.dataset.validation is not None:
                 score = score_global(self.task, executor, done.server, number, "validate")
                 figures["validation"] = figures_of(self.task, score, "validate")["accuracy"]
-        often = wanted.clients_every or (wanted.every if method.output != "global" or not tests_global else 0)
+        often = wanted.clients_every or (0 if tests_global and method.output in ("global", "tuned") else wanted.every)
         if wanted.local_test != "none" and (final or (often and number % often == 0)):
             arguments = (self.task, executor, self.store, done.server, number, wanted.max_clients, known)
             figures["personal"], client_rows = evaluate_clients(*arguments)

@@ -31,8 +31,9 @@ class Method(Component):
     """Patterns of parameters that never leave the client (`head.*`; `@norm`: normalisation layers)."""
     frozen: ClassVar[tuple[str, ...]] = ()
     """Patterns of parameters that are not trained."""
-    output: ClassVar[Literal["global", "personal", "both"]] = "global"
-    """Which model is the method's product: evaluation follows it."""
+    output: ClassVar[Literal["global", "personal", "both", "tuned"]] = "global"
+    """Which model is the method's product: evaluation follows it. `tuned`: the global one, which each client changes
+    for itself before it uses it; as with `global`, clients are tested after the last round unless the run says more."""
     buffer_policy: ClassVar[BufferPolicy | None] = None
     """What happens to BatchNorm's buffers; None: as the run says."""
     stackable: ClassVar[bool] = True
