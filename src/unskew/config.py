@@ -58,6 +58,10 @@ class Run(Component):
     clients: int | None = param(default=None, ge=1, doc="number of clients; default: what the split says, else 20")
     sample: float = param(default=1.0, gt=0, le=1, doc="share of the clients that take part in a round")
     dropout: float = param(default=0.0, ge=0, lt=1, doc="probability that a sampled client fails to reply")
+    stragglers: float = param(default=0.0, ge=0, le=1, doc="fixed share of the clients that are often offline")
+    straggler_online: float = param(
+        default=0.5, ge=0, le=1, doc="probability that a sampled straggler is online in a round"
+    )
     rounds: int = param(default=20, ge=1, doc="communication rounds")
     seed: int = param(default=0, ge=0, lt=2**63, doc="fixes everything random")
     local: Local = param(default=Local(), doc="local training")
@@ -71,6 +75,8 @@ class Run(Component):
         table = to_table(self)
         del table["plugins"]  # where the code lies is not what it does
         # sums round differently with another number of threads, and bfloat16 is another computation
+        if not self.stragglers:  # off: the run that it was before there were any
+            del table["stragglers"], table["straggler_online"]
         table["execution"] = {"threads": self.execution.threads, "precision": self.execution.precision}
         return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:12]
 
@@ -212,7 +218,8 @@ FLAGS = {
     "method": "method", "data": "data", "model": "model", "split": "split", "clients": "clients", "sample": "sample",
     "rounds": "rounds", "epochs": "local.epochs", "steps": "local.steps", "batch": "local.batch", "lr": "local.lr",
     "lr_decay": "local.lr_decay", "momentum": "local.momentum", "weight_decay": "local.weight_decay",
-    "augment": "augment", "buffers": "local.buffers", "dropout": "dropout", "seed": "seed", "split_seed": "split_seed",
+    "augment": "augment", "buffers": "local.buffers", "dropout": "dropout", "stragglers": "stragglers",
+    "straggler_online": "straggler_online", "seed": "seed", "split_seed": "split_seed",
     "eval_every": "evaluation.every", "clients_every": "evaluation.clients_every",
     "local_test": "evaluation.local_test", "validation": "evaluation.validation", "executor": "execution.executor",
     "workers": "execution.workers", "retries": "execution.retries", "checkpoint_every": "execution.checkpoint_every",

@@ -69,6 +69,8 @@ def make_task(config: Run, data: Dataset, partition: Holdings) -> Task:
         buffer_policy=method.buffer_policy or config.local.buffers,
         cohort_size=cohort_size(config, len(partition)),
         dropout=config.dropout,
+        stragglers=config.stragglers,
+        straggler_online=config.straggler_online,
         eval_batch=evaluation.batch,
         device=device,
     )

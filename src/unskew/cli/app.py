@@ -115,8 +115,9 @@ def compare(
 
 @app.command()
 @with_run_flags("method", "model", "rounds", "epochs", "steps", "batch", "lr", "lr_decay", "momentum", "weight_decay",
-                "augment", "buffers", "dropout", "sample", "eval_every", "clients_every", "executor", "workers",
-                "retries", "chunk", "compile", "memory_format", "device", "precision", "checkpoint_every")  # fmt: skip
+                "augment", "buffers", "dropout", "stragglers", "straggler_online", "sample", "eval_every",
+                "clients_every", "executor", "workers", "retries", "chunk", "compile", "memory_format", "device",
+                "precision", "checkpoint_every")  # fmt: skip
 def split(
     config: Table,
     out: Annotated[Path | None, typer.Option(help="save the partition as JSON; use it with --split file:PATH")] = None,

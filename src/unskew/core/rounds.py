@@ -99,7 +99,14 @@ class _Exchange:
     def dropped_rows(self) -> list[dict[str, Any]]:
         """A row for each client that was sent a message and never replied."""
         common = {"round": self.s.round, "used": False, "dropped": True, "bytes_up": 0}
-        return [{**common, "client": client, "bytes_down": self.down[client]} for client in self.dropped]
+        return [
+            {**common, "client": client, **self._straggler(client), "bytes_down": self.down[client]}
+            for client in self.dropped
+        ]
+
+    def _straggler(self, client: int) -> dict[str, bool]:
+        """Whether the client is a straggler, in runs that have some."""
+        return {"straggler": self.task.straggles(client)} if self.task.stragglers else {}
 
     def merge(self, kind: Kind, reducers: Reducers) -> Groups:
         """Sends the jobs and merges the replies as they come, in the sampled order."""
@@ -176,6 +183,7 @@ class _Exchange:
             "steps": reply.num_steps,
             "weight": reply.weight,
             "used": used,
+            **self._straggler(reply.client),
             "bytes_down": self.down[reply.client],
             "bytes_up": self.up[reply.client],
             **reply.diagnostics,

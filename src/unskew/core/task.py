@@ -47,6 +47,8 @@ class Task:
     buffer_policy: BufferPolicy
     cohort_size: int
     dropout: float = 0.0
+    stragglers: float = 0.0
+    straggler_online: float = 0.5
     eval_batch: int = 1000
     device: Device = field(default_factory=Device)
     profile: Profile | None = None
@@ -86,7 +88,27 @@ class Task:
 
     def cohort(self, round_: int) -> tuple[int, ...]:
         """The clients that are sent a message in a round."""
-        return tuple(seeds.cohort(self.seed, round_, self.num_clients, self.cohort_size))
+        drawn = tuple(seeds.cohort(self.seed, round_, self.num_clients, self.cohort_size))
+        if not self.stragglers:
+            return drawn
+        online = tuple(client for client in drawn if self._online(round_, client))
+        return online or drawn[:1]  # a round has at least one client
+
+    def straggles(self, client: int) -> bool:
+        """Whether a client is one of those that are often offline, the same ones in all rounds."""
+        return bool(self.stragglers) and bool(self._straggling[client])
+
+    @cached_property
+    def _straggling(self) -> Tensor:
+        """[clients] bool; drawn once, for all methods alike."""
+        order = torch.randperm(self.num_clients, generator=seeds.generator(self.seed, "stragglers"))
+        return order < int(self.stragglers * self.num_clients + 1e-9)
+
+    def _online(self, round_: int, client: int) -> bool:
+        if not self.straggles(client):
+            return True
+        drawn = torch.rand((), generator=seeds.generator(self.seed, "straggler", round_, client))
+        return bool(drawn < self.straggler_online)
 
     def drops_out(self, round_: int, client: int) -> bool:
         """Whether a sampled client fails to reply in this round."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from unskew.core.context import ClientContext, ServerContext
+from unskew.core.context import ClientContext, Context, ServerContext
 from unskew.core.method import Method
 from unskew.core.registry import param, validated
 from unskew.core.terms import Term
@@ -131,3 +131,11 @@ class Wrapper(Method):
     def predict(self, c: ClientContext, params: Tree, x: Tensor) -> Tensor:
         """The inner method's."""
         return self.inner.predict(c, params, x)
+
+    def shared(self, context: Context, params: Tree) -> Tree:
+        """The inner method's."""
+        return self.inner.shared(context, params)
+
+    def overlaid(self, c: ClientContext) -> Tree:
+        """The inner method's."""
+        return self.inner.overlaid(c)

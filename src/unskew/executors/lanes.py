@@ -148,6 +148,7 @@ class Lanes:
             with self.left():
                 step = next(stacked, None)
             if step is None:
+                self.mask = self.active = self.sizes = None  # what is noted now is no step's: it counts for everyone
                 return
             yield self._batch(step)
 
