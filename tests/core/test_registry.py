@@ -8,6 +8,7 @@ from unskew.core.registry import options, to_table
 from unskew.core.text import parse, split_list
 from unskew.data.splits import splits
 from unskew.errors import InputError
+from unskew.models.base import architectures
 
 
 def test_text_and_tables_mean_the_same():
@@ -99,3 +100,9 @@ def test_to_table_is_complete():
     assert to_table(methods.build("scaffold")) == {
         "name": "scaffold", "terms": [], "server_lr": 1.0, "divisor": "momentum",
     }  # fmt: skip
+
+
+def test_none_as_the_word_for_a_choice():
+    model = architectures.build("convnet3(norm=none)")
+    assert model.norm == "none"
+    assert architectures.build(str(model)) == architectures.build(to_table(model)) == model

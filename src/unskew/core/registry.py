@@ -169,6 +169,8 @@ def construct(cls: type[C], values: Table) -> C:
     """The object, or the first validation error as one line."""
     what = getattr(cls, "name", "") or cls.__name__.lower()
     for key, hint in _hints(cls).items():
+        if key in values and values[key] is None and "none" in typing.get_args(hint):
+            values = {**values, key: "none"}  # text reads the word as nothing; here it is a choice
         # pydantic would read true as 1, and "yes" as true
         if isinstance(values.get(key), bool) and hint in (int, float, int | None, float | None):
             raise InputError(f"{what}.{key}: input should be a number, got {str(values[key]).lower()}")
