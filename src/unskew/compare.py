@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from unskew.errors import InputError
 from unskew.report.tables import Cell, Mark, Table, marked
 from unskew.results import Row, RunFolder
 
+log = logging.getLogger(__name__)
 Metric = Literal["last", "last_k", "last_10_percent", "best_on_validation", "best_on_test"]
 
 
@@ -68,6 +70,8 @@ def _cell(run: Run, path: Path, data_dir: Path | None, data: Dataset, watch: eng
     folder = RunFolder(path)
     reused = folder.finished
     prepared = parts.prepare_data(run, data_dir, data)
+    if (path / "run.toml").exists():
+        _say_unmeasured(run, path)
     if reused and not load_partition(folder.split, prepared).fits(prepared):
         raise InputError(f"{path} was run on other data than '{run.data}' gives now; choose another --out")
     if not reused:
@@ -77,6 +81,14 @@ def _cell(run: Run, path: Path, data_dir: Path | None, data: Dataset, watch: eng
             engine.run(run, path, data_dir=data_dir, dataset=data, watch=watch)
     rows = [row for _, row in sorted(folder.rounds().items())]
     return Played(str(run.method), run.seed, path, folder.summary(), rows, reused)
+
+
+def _say_unmeasured(run: Run, path: Path) -> None:
+    """Measures change no result, so a run that is there already counts; what it did not measure stays unmeasured."""
+    begun = [str(measure) for measure in RunFolder.open(path)[1].measure]
+    missing = [str(measure) for measure in run.measure if str(measure) not in begun]
+    if missing:
+        log.warning("%s was begun without measure %s; to have it, choose another --out", path, ", ".join(missing))
 
 
 def table(cells: Sequence[Played], title: str, metric: Metric = "last") -> Table:
@@ -101,6 +113,7 @@ def table(cells: Sequence[Played], title: str, metric: Metric = "last") -> Table
         ("worst %", worst, marked(worst)),
         ("time ×", time, unmarked),
         ("bytes ×", traffic, unmarked),
+        *((name, values, unmarked) for name, values in _rounds_to([by_method[name] for name in names])),
     ]
     rows = tuple(
         (name, tuple(Cell(values[number], marks[number], "×" in column) for column, values, marks in figures))
@@ -111,10 +124,34 @@ def table(cells: Sequence[Played], title: str, metric: Metric = "last") -> Table
         f"accuracy: on the global test set, {key.replace('_', ' ')}; mean ± sample standard deviation, {seeds} seed(s)",
         "clients and worst: mean over clients and over the worst tenth of them, each on its own test set, last round",
         f"time × and bytes ×: the clients' seconds of work and the traffic, relative to {names[0]}",
+        *_rounds_to_notes(cells, names[0]),
         "bold: best; underlined: second best",
         *(f"{cell.method}, seed {cell.seed}: diverged" for cell in cells if cell.summary["diverged"]),
     ]
     return Table(title, tuple(name for name, _, _ in figures), rows, tuple(notes))
+
+
+def _rounds_to(methods: list[list[Played]]) -> list[tuple[str, list[tuple[float, ...]]]]:
+    """Columns of the measure `rounds_to`: rounds to each target, and the speed-up over the first method (by seed)."""
+
+    def reached(cell: Played, target: str) -> float | None:
+        found: float | None = cell.summary.get("measures", {}).get("rounds_to", {}).get(target)
+        return found
+
+    columns = []
+    for target in methods[0][0].summary.get("measures", {}).get("rounds_to", {}):
+        rounds = [{cell.seed: n for cell in cells if (n := reached(cell, target)) is not None} for cells in methods]
+        speed = [tuple(rounds[0][seed] / n for seed, n in own.items() if seed in rounds[0]) for own in rounds]
+        share = f"{100 * float(target):g} %"
+        columns += [(f"rounds to {share}", [tuple(own.values()) for own in rounds]), (f"speed-up to {share}", speed)]
+    return columns
+
+
+def _rounds_to_notes(cells: Sequence[Played], first: str) -> list[str]:
+    if not cells[0].summary.get("measures", {}).get("rounds_to"):
+        return []
+    last = cells[0].summary["rounds"]
+    return [f"rounds to: over the seeds that reach it within {last} rounds (–: none does); speed-up: over {first}"]
 
 
 def _metric_key(metric: Metric, summary: Row) -> str:

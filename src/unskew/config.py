@@ -25,13 +25,14 @@ from unskew.core.registry import (
     param,
     to_table,
 )
-from unskew.core.text import Table, parse
+from unskew.core.text import Table, parse, split_list
 from unskew.data import sources
 from unskew.data.dataset import Dataset
 from unskew.data.source import Source
 from unskew.data.splits import Split, splits
 from unskew.data.transforms import Augment, transforms
 from unskew.errors import InputError
+from unskew.metrics.measures import Measure, build_all
 from unskew.models import Architecture, architectures
 from unskew.plugins import load_plugin
 from unskew.sections import Evaluation, Execution, Local, section
@@ -67,6 +68,7 @@ class Run(Component):
     local: Local = param(default=Local(), doc="local training")
     evaluation: Evaluation = param(default=Evaluation(), doc="evaluation")
     execution: Execution = param(default=Execution(), doc="execution")
+    measure: tuple[Measure, ...] = param(default=(), doc="what to record besides, such as drift,rank (see `measures`)")
     plugins: tuple[str, ...] = param(default=(), doc="Python files or modules to import first, for what they register")
 
     @property
@@ -74,6 +76,7 @@ class Run(Component):
         """Names the run: equal for runs that must give equal results."""
         table = to_table(self)
         del table["plugins"]  # where the code lies is not what it does
+        del table["measure"]  # looking on changes no result
         # sums round differently with another number of threads, and bfloat16 is another computation
         if not self.stragglers:  # off: the run that it was before there were any
             del table["stragglers"], table["straggler_online"]
@@ -91,6 +94,12 @@ class Run(Component):
             )
         if self.pool_test and self.evaluation.local_test != "holdout":
             raise InputError("pool_test deals the test samples to the clients; set evaluation.local_test to holdout")
+        tested = next((measure.name for measure in self.measure if measure.on_test), None)
+        if self.pool_test and tested:
+            raise InputError(
+                f"measure {tested} looks at the common test set, whose samples pool_test deals to the clients; "
+                "leave it out of measure (--measure)"
+            )
         self.execution.check()
         clients = self.clients or self.split.fixed_clients(data) or 20
         return dataclasses.replace(self, clients=clients, model=self.model or default_model(data.shape))
@@ -134,6 +143,8 @@ def from_table(table: Mapping[str, Any]) -> Run:
             raise InputError(f"a run has no option '{key}'; {nearest(key, names)}")
         if key in SECTIONS:
             values[key] = _section(key, value)
+        elif key == "measure":
+            values[key] = read_measures(value)
         elif key in registries:
             if not isinstance(value, (str, Mapping, Component)):
                 raise InputError(
@@ -143,6 +154,14 @@ def from_table(table: Mapping[str, Any]) -> Run:
         else:
             values[key] = value
     return construct(Run, values)
+
+
+def read_measures(value: Any) -> tuple[Measure, ...]:
+    """Measures from text such as `drift,rank(samples=500)`, or a list of texts and tables."""
+    given = split_list(value) if isinstance(value, str) else [value] if isinstance(value, Measure) else value
+    if not isinstance(given, (list, tuple)):
+        raise InputError(f'measure: expected names such as "drift,rank" or a list of them, got {value!r}')
+    return build_all(given)
 
 
 def load_plugins(table: Mapping[str, Any]) -> None:
@@ -189,7 +208,7 @@ def override(table: Mapping[str, Any], path: str, value: Any) -> Table:
         inside = place.get(key, {})
         if depth == 0 and key in registries and not isinstance(inside, dict):
             inside = to_table(registries[key].build(inside))
-        elif depth == 0 and key in registries and not inside and getattr(Run(), key) is not None:
+        elif depth == 0 and key in registries and not inside and isinstance(getattr(Run(), key), Component):
             inside = to_table(getattr(Run(), key))
         elif isinstance(inside, str):
             inside = parse(inside)
@@ -224,6 +243,6 @@ FLAGS = {
     "local_test": "evaluation.local_test", "validation": "evaluation.validation", "executor": "execution.executor",
     "workers": "execution.workers", "retries": "execution.retries", "checkpoint_every": "execution.checkpoint_every",
     "chunk": "execution.chunk", "compile": "execution.compile", "memory_format": "execution.memory_format",
-    "device": "execution.device", "precision": "execution.precision",
+    "device": "execution.device", "precision": "execution.precision", "measure": "measure",
 }  # fmt: skip
 """The short names of options, on the command line and in Python; every other one is set by its path."""

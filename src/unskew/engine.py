@@ -29,6 +29,7 @@ from unskew.data.download import Progress
 from unskew.data.lazy import load_partition
 from unskew.errors import ClientError, InputError
 from unskew.metrics.evaluate import evaluate_clients, figures_of, score_global
+from unskew.metrics.measuring import Measuring
 from unskew.metrics.run_summary import summarise
 from unskew.models import Architecture, Model
 from unskew.parts import cut, make_executor, make_task, model_builder, prepare_data
@@ -132,7 +133,9 @@ class _Play:
     """One run being played: rounds, evaluation, rows, checkpoints."""
 
     def __init__(self, config: Run, task: Task, folder: RunFolder | None, watch: Watch | None) -> None:
-        self.config, self.task, self.folder, self.watch = config, task, folder, watch
+        self.config, self.folder, self.watch = config, folder, watch
+        self.measuring = Measuring(config, task)
+        self.task = self.measuring.task
         self._scratch = None if folder else tempfile.TemporaryDirectory(prefix="unskew-")
         above = folder.checkpoints if folder else Path(self._scratch.name)  # type: ignore[union-attr]
         memory = config.execution.state_memory << 20
@@ -162,7 +165,7 @@ class _Play:
         last = self.config.rounds
         current = Round(done, server, {})
         try:
-            for current in rounds(self.task, executor, self.store, server, done + 1, last):
+            for current in rounds(self.task, executor, self.store, server, done + 1, last, self.measuring.watching):
                 self._record(current, executor)
                 if current.number == last or self._due(current.number):
                     self._save(current)
@@ -205,6 +208,7 @@ class _Play:
             figures, client_rows = self._evaluate(done, executor)
         row |= figures
         row.setdefault("seconds", {})["evaluate"] = time.perf_counter() - began
+        self.measuring.record(done, self.rows)
         self._warn(row)
         if self.folder:
             if not _same(self.known.get(done.number), row):
@@ -267,7 +271,8 @@ class _Play:
         self.saved = current.number
 
     def _finish(self, server: Groups) -> Result:
-        summary = summarise(self.config, self.task, list(self.rows.values()))
+        rows = list(self.rows.values())
+        summary = {**summarise(self.config, self.task, rows), **self.measuring.summary(rows)}
         s = self.task.server_context(self.config.rounds, server=server)
         published = self.task.method.publish(s, server)
         if self.folder:

@@ -51,7 +51,7 @@ def make_task(config: Run, data: Dataset, partition: Holdings) -> Task:
     net = Net(build().to(device.kind), config.execution.memory_format == "channels_last")
     params, buffers = (device.back({"all": tree})["all"] for tree in net.trees())
     method, evaluation = config.method, config.evaluation
-    return Task(
+    task = Task(
         method=method,
         federation=Federation(
             data.to(device.kind),
@@ -74,6 +74,9 @@ def make_task(config: Run, data: Dataset, partition: Holdings) -> Task:
         eval_batch=evaluation.batch,
         device=device,
     )
+    for measure in config.measure:
+        measure.check(task)
+    return task
 
 
 def cohort_size(config: Run, clients: int) -> int:

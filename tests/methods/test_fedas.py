@@ -336,9 +336,9 @@ def test_bytes_are_the_body_and_one_number():
 def test_rows_tell_traces_and_shares(tmp_path):
     play("fedas", tmp_path / "run", rounds=1)
     rows = [row for row in map(json.loads, (tmp_path / "run/clients.jsonl").read_text().splitlines()) if "share" in row]
-    whole = sum(row["fisher_trace"] for row in rows)
+    whole = sum(row["fisher_alpha"] for row in rows)
     for row in rows:
-        assert row["share"] == pytest.approx(row["fisher_trace"] / whole, rel=1e-6)
+        assert row["share"] == pytest.approx(row["fisher_alpha"] / whole, rel=1e-6)
 
 
 def test_alignment_leaves_running_statistics_alone_and_happens_at_the_first_visit():

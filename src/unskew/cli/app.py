@@ -117,7 +117,7 @@ def compare(
 @with_run_flags("method", "model", "rounds", "epochs", "steps", "batch", "lr", "lr_decay", "momentum", "weight_decay",
                 "augment", "buffers", "dropout", "stragglers", "straggler_online", "sample", "eval_every",
                 "clients_every", "executor", "workers", "retries", "chunk", "compile", "memory_format", "device",
-                "precision", "checkpoint_every")  # fmt: skip
+                "precision", "checkpoint_every", "measure")  # fmt: skip
 def split(
     config: Table,
     out: Annotated[Path | None, typer.Option(help="save the partition as JSON; use it with --split file:PATH")] = None,
@@ -168,6 +168,17 @@ def models(
 ) -> None:
     """Lists the models with their parameter counts, or explains one."""
     listing.show_models(name, shape, classes, as_json)
+
+
+@app.command()
+def measures(
+    name: Name = None,
+    plugin: Annotated[list[str] | None, typer.Option(help="a Python file to import first")] = None,
+    as_json: Json = False,
+) -> None:
+    """Lists what a run can record besides (--measure), or explains one of them."""
+    load_plugins({"plugins": plugin or []})
+    listing.show_measures(name, as_json)
 
 
 def _version(wanted: bool) -> None:

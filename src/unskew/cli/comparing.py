@@ -24,7 +24,7 @@ from unskew.core.text import Table, split_list
 from unskew.data import Dataset, load
 from unskew.data.skew import chosen_clients, label_counts
 from unskew.errors import InputError
-from unskew.report.curves import plot_curves
+from unskew.report.curves import plot_curves, plot_measures
 from unskew.report.page import write_page
 from unskew.report.split_plot import plot_split
 from unskew.report.tables import Format, render
@@ -32,7 +32,7 @@ from unskew.report.tables import Table as Compared
 from unskew.results import Row
 
 SUFFIX: dict[Format, str] = {"json": "json", "md": "md", "csv": "csv", "latex": "tex"}
-LEFT = (*(f"table.{suffix}" for suffix in SUFFIX.values()), "curves.png", "split.png", "report.html")
+LEFT = (*(f"table.{suffix}" for suffix in SUFFIX.values()), "curves.png", "split.png", "measures.png", "report.html")
 """What a comparison leaves beside its runs; table.json comes first and says whose the others are."""
 
 
@@ -73,12 +73,16 @@ def run_comparison(
         wire.write_atomic(out / f"table.{suffix}", render(result, kind).encode(), sync=False)
     draw(base, cells, numbers[0], data, data_dir, out)
     pictures = [("Accuracy over rounds", out / "curves.png"), ("Who holds what", out / "split.png")]
+    measured = draw_measures(cells, out / "measures.png")
+    if measured:
+        pictures.append(("Measures over rounds", out / "measures.png"))
     write_page(result, pictures, (cells[0].folder / "run.toml").read_text(encoding="utf-8"), out / "report.html")
     if form is not None:
         sys.stdout.write(render(result, form))
         return
     show(result)
-    console.print(f"\nin {out}: report.html, table.md (and .csv, .tex, .json), curves.png, split.png", soft_wrap=True)
+    left = "report.html, table.md (and .csv, .tex, .json), curves.png, split.png" + ", measures.png" * measured
+    console.print(f"\nin {out}: {left}", soft_wrap=True)
 
 
 def check_place(out: Path) -> None:
@@ -171,6 +175,25 @@ def draw(run: Run, cells: Sequence[Played], seed: int, data: Dataset, data_dir: 
     names = [data.group_names[client] if named else str(client) for client in clients.tolist()]
     title = f"{run.data}, {run.split}, seed {seed}"
     plot_split(counts, data.classes, out / "split.png", title, names, len(partition))
+
+
+def draw_measures(cells: Sequence[Played], path: Path) -> bool:
+    """The measured figures over rounds, if there are any with a course; else no picture is left."""
+    series: dict[str, dict[str, list[list[tuple[int, float]]]]] = {}
+    for cell in cells:
+        found: dict[str, list[tuple[int, float]]] = {}
+        for row in cell.rounds:
+            for name, value in row.get("measures", {}).items():
+                if isinstance(value, (int, float)):
+                    found.setdefault(name, []).append((row["round"], value))
+        for name, curve in found.items():
+            if len(curve) > 1:
+                series.setdefault(name, {}).setdefault(cell.method, []).append(curve)
+    if series:
+        plot_measures(series, path)
+    else:
+        path.unlink(missing_ok=True)  # an earlier comparison's
+    return bool(series)
 
 
 def _accuracy(row: Row) -> float | None:

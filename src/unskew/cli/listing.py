@@ -20,6 +20,7 @@ from unskew.core.terms import terms
 from unskew.core.wrapper import Wrapper
 from unskew.data import Finder, sources
 from unskew.errors import InputError
+from unskew.metrics.measures import measures
 from unskew.models import architectures, describe
 from unskew.results import Row, to_json
 
@@ -92,6 +93,15 @@ def show_methods(name: str | None, as_json: bool) -> None:
         return
     registry: Registry[Any] = terms if name in terms and name not in methods else methods
     _show_component(registry, name, as_json)
+
+
+def show_measures(name: str | None, as_json: bool) -> None:
+    """The measures, or one of them."""
+    if name is not None:
+        _show_component(measures, name, as_json)
+        return
+    rows = [{"name": key, "summary": measures.get(key).summary} for key in measures]
+    _show_rows(rows, as_json, 'explain one: unskew measures NAME; record some: unskew run --measure "drift,rank"')
 
 
 def show_data(name: str | None, data_dir: Path | None, as_json: bool) -> None:

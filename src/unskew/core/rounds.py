@@ -26,10 +26,23 @@ class Round:
     server: Groups
     record: dict[str, Any]
     clients: list[dict[str, Any]] = field(default_factory=list)
+    watched: dict[str, Reducer] = field(default_factory=dict)
+    """The reducers that only watched, fed with the round's replies."""
 
 
-def rounds(task: Task, executor: Executor, store: StateStore, server: Groups, first: int, last: int) -> Iterator[Round]:
-    """Plays rounds `first` to `last`: sample, send, work, merge, update."""
+def rounds(
+    task: Task,
+    executor: Executor,
+    store: StateStore,
+    server: Groups,
+    first: int,
+    last: int,
+    watching: Reducers | None = None,
+) -> Iterator[Round]:
+    """Plays rounds `first` to `last`: sample, send, work, merge, update.
+
+    `watching`: reducers that see the replies to training, too, and whose results reach no slot (measures).
+    """
     method = task.method
     for number in range(first, last + 1):
         began = time.perf_counter()
@@ -40,7 +53,7 @@ def rounds(task: Task, executor: Executor, store: StateStore, server: Groups, fi
             if exchange.present:
                 server = method.digest(exchange.seeded("digest"), server, surveyed)
             exchange.briefed_by(server)
-        merged = exchange.merge("train", {"buffers": buffers, **method.reducers})
+        merged = exchange.merge("train", {"buffers": buffers, **method.reducers}, watching or {})
         waited = time.perf_counter() - began
         if exchange.used:
             with task.part("merge"):
@@ -54,7 +67,7 @@ def rounds(task: Task, executor: Executor, store: StateStore, server: Groups, fi
             "local": waited - exchange.merging,
             "aggregate": whole - waited + exchange.merging,
         }
-        yield Round(number, server, record, [*exchange.rows, *exchange.dropped_rows()])
+        yield Round(number, server, record, [*exchange.rows, *exchange.dropped_rows()], exchange.watched)
 
 
 class _Exchange:
@@ -72,6 +85,9 @@ class _Exchange:
         self.down: dict[int, int] = {}
         self.up: dict[int, int] = {}
         self.merging = 0.0
+        self.watched: dict[str, Reducer] = {}
+        self._read: set[str] = set()
+        """The groups that the method's reducers read."""
 
     def seeded(self, slot: str, client: int = -1) -> ServerContext:
         """The server's context, for a slot whose layers draw from a stream of their own."""
@@ -108,19 +124,24 @@ class _Exchange:
         """Whether the client is a straggler, in runs that have some."""
         return {"straggler": self.task.straggles(client)} if self.task.stragglers else {}
 
-    def merge(self, kind: Kind, reducers: Reducers) -> Groups:
-        """Sends the jobs and merges the replies as they come, in the sampled order."""
-        accumulators = {
+    def _begun(self, reducers: Reducers) -> dict[str, tuple[str, Reducer]]:
+        return {
             name: (how[0], how[1](self.s)) if isinstance(how, tuple) else (name, how(self.s))
             for name, how in reducers.items()
         }
+
+    def merge(self, kind: Kind, reducers: Reducers, watching: Reducers | None = None) -> Groups:
+        """Sends the jobs and merges the replies as they come, in the sampled order; those who watch see them too."""
+        accumulators, watchers = self._begun(reducers), self._begun(watching or {})
+        self._read = {group for group, _ in accumulators.values()}
+        self.watched = {name: reducer for name, (_, reducer) in watchers.items()}
         if self._surveyed is None:
             for client in self.dropped:
                 self.message(client)  # it was sent, though nothing comes back
         for reply in self.executor.run(self._jobs(kind)):
             began = time.perf_counter()
             with self.task.part("merge"):
-                self._take(kind, reply, list(accumulators.values()))
+                self._take(kind, reply, [*accumulators.values(), *watchers.values()])
             self.merging += time.perf_counter() - began
         if kind == "train":
             self._note_shares([reducer for _, reducer in accumulators.values()])
@@ -145,7 +166,7 @@ class _Exchange:
         sent = reply.groups if reply.stack is None else reply.stack.groups
         size = tree.nbytes(sent) if reply.stack is None else reply.stack.nbytes
         self.up[reply.client] = self.up.get(reply.client, 0) + size + own_weight
-        unread = sent.keys() - {group for group, _ in accumulators}
+        unread = sent.keys() - self._read
         if unread:
             raise InputError(f"{self.task.method.name} sends {sorted(unread)} but has no reducer for it; add one")
         finite = tree.all_finite(reply.groups) if reply.finite is None else reply.finite

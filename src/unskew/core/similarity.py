@@ -29,7 +29,7 @@ class similarity:
         self._layers = {name: weights[name] for name in s.trainable if name in weights}
         self._sums: Tree = {}
         self._directions: Tree = {}
-        self._count = 0
+        self.clients = 0
 
     def add(self, value: Tree, reply: Reply) -> None:
         """Takes in one client's update."""
@@ -43,14 +43,14 @@ class similarity:
                 norms = torch.linalg.vector_norm(each, dim=1)
                 _add_to(self._sums, name, each.sum(0))
                 _add_to(self._directions, name, torch.where(norms > 0, 1 / norms, 0.0) @ each)
-        self._count += len(weights)
+        self.clients += len(weights)
 
     def result(self) -> Tree:
         """Layer → z^l, in the model's order."""
         found: Tree = {}
         for name, total in self._sums.items():
             norm = torch.linalg.vector_norm(total)
-            cosine = self._directions[name] @ total / (norm * self._count)
+            cosine = self._directions[name] @ total / (norm * self.clients)
             found[self._layers[name]] = torch.where(norm > 0, cosine, 0.0)
         return found
 

@@ -55,6 +55,10 @@ class CompiledLanes(Lanes):
     def descend(self, c: Context, params: Tree, gradient: LocalGradient, batches: Iterable[Batch]) -> Tree:
         """The same as uncompiled, up to rounding."""
         assert isinstance(c, Cohort)
+        with self.own_steps():
+            return self._descend(c, params, gradient, batches)
+
+    def _descend(self, c: Cohort, params: Tree, gradient: LocalGradient, batches: Iterable[Batch]) -> Tree:
         self._calls += 1
         code, numbers_inside = fingerprint(gradient)
         key = (

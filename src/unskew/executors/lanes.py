@@ -113,7 +113,8 @@ class Lanes:
 
     def descend(self, c: Context, params: Tree, gradient: LocalGradient, batches: Iterable[Batch]) -> Tree:
         """Each client's parameters after its own steps; who has no batch left stands still."""
-        return self.descend_on(c, params, gradient, batches, local.Velocity())
+        with self.own_steps():
+            return self.descend_on(c, params, gradient, batches, local.Velocity())
 
     def descend_on(
         self, c: Context, params: Tree, gradient: LocalGradient, batches: Iterable[Batch], velocity: local.Velocity
@@ -142,15 +143,24 @@ class Lanes:
 
     # ---------------------------------------------------------------------------------------- batches
 
+    @contextmanager
+    def own_steps(self) -> Iterator[None]:
+        """Afterwards, the step that was current before is so again: who sat out the last one is noted again."""
+        before = self.mask, self.active, self.sizes
+        try:
+            yield
+        finally:
+            self.mask, self.active, self.sizes = before
+
     def batches(self, stacked: Iterator[StackedBatch]) -> Iterator[Batch]:
         """The steps as slots see them; the data are gathered outside the level."""
-        while True:
-            with self.left():
-                step = next(stacked, None)
-            if step is None:
-                self.mask = self.active = self.sizes = None  # what is noted now is no step's: it counts for everyone
-                return
-            yield self._batch(step)
+        with self.own_steps():
+            while True:
+                with self.left():
+                    step = next(stacked, None)
+                if step is None:
+                    return
+                yield self._batch(step)
 
     def _batch(self, stacked: StackedBatch) -> Batch:
         """A step as slots see it; from now on it is the current one, for BatchNorm and whoever counts."""

@@ -116,7 +116,7 @@ class FedAS(FedPer):
         if not self.synchronise:
             return reply
         found = trace(c, params, self.fisher)
-        c.diagnostics.note("fisher_trace", found)
+        c.diagnostics.note("fisher_alpha", found)
         return {**reply, "fisher": {"trace": found}}
 
     @property

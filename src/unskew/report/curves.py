@@ -42,3 +42,30 @@ def plot_curves(curves: Mapping[str, Sequence[Curve]], path: Path, title: str) -
     title = "in brackets: the last round; band: ± 1 standard deviation over seeds"
     axes.legend(frameon=False, fontsize=9, title=title, title_fontsize=8)
     figure.savefig(path)
+
+
+def plot_measures(series: Mapping[str, Mapping[str, Sequence[Curve]]], path: Path) -> None:
+    """A small plot for each measured figure: its mean over seeds against rounds, a line a method."""
+    methods = list(dict.fromkeys(method for curves in series.values() for method in curves))
+    across = min(3, len(series))
+    down = -(-len(series) // across)
+    figure = Figure(figsize=(3.6 * across, 2.6 * down + 0.5), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    for number, (name, curves) in enumerate(series.items(), 1):
+        axes = figure.add_subplot(down, across, number)
+        for method, seeds in curves.items():
+            values: dict[int, list[float]] = {}
+            for round_, value in (point for curve in seeds for point in curve):
+                values.setdefault(round_, []).append(value)
+            rounds, place = sorted(values), methods.index(method)
+            means = [float(np.mean(values[round_])) for round_ in rounds]
+            style = {"color": COLOURS[place % len(COLOURS)], "linestyle": STYLES[place % len(STYLES)]}
+            axes.plot(rounds, means, linewidth=1.5, label=method, **style)  # type: ignore[arg-type]
+        axes.set_title(name.replace("_", " "), loc="left", fontsize=9)
+        axes.tick_params(labelsize=8)
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    handles = {label: line for ax in figure.axes for line, label in zip(*ax.get_legend_handles_labels(), strict=True)}
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", frameon=False, fontsize=8, ncols=across)
+    figure.savefig(path)
