@@ -236,8 +236,9 @@ def perform(method: Method, job: Job, c: ClientContext, data: LocalData, eval_ba
 def run_client(method: Method, c: ClientContext) -> Work:
     """A client's visit, from the prepared context to the reply."""
     params = method.train(c, method.start(c))
-    for observer in c.observers:
-        observer.trained(c, params)
+    if params.keys() >= set(c.trainable):  # some methods train something else than the model: condensed data
+        for observer in c.observers:
+            observer.trained(c, params)
     return Work(method.upload(c, params), method.keep(c, params), method.weight(c, params))
 
 

@@ -54,7 +54,7 @@ class Updates:
     def _columns(count: int, value: Tensor | None, columns: slice) -> Tensor:
         if value is None:
             return torch.zeros(count, columns.stop - columns.start, dtype=torch.float64)
-        return value.flatten(1)[:, columns].double()
+        return value.reshape(count, -1)[:, columns].double()
 
 
 def local_drift(updates: Updates) -> float:
