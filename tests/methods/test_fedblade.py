@@ -5,16 +5,22 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from support import golden, golden_names
+from awkward import DATA, play
+from support import golden, golden_names, initial_model
+from unskew import parts
 from unskew.core import correlation, prototypes
 from unskew.core.context import Diagnostics
 from unskew.core.jobs import Reply
+from unskew.core.net import Net
 from unskew.core.reducers import total
+from unskew.core.registry import default_of
 from unskew.data.local import Batch
+from unskew.errors import InputError
 from unskew.methods.fedblade import FedBlade
 from unskew.methods.fedetf import FedETF
-from unskew.models.base import Output
-from unskew.models.etf import ETFHead, simplex
+from unskew.models import architectures, build, count_parameters
+from unskew.models.base import Model, Output
+from unskew.models.etf import ETFHead, head_inputs, simplex
 from unskew.terms.alignment import FeatureAlignment, ProjectorAlignment
 from unskew.terms.feddecorr import Decorrelate
 from unskew.terms.lddecorr import LDDecorr
@@ -75,6 +81,73 @@ def test_fedetf_balanced_loss(name):
     assert_close(loss.detach(), file.expected["loss"], file)
     assert_close(projected.grad, file.expected["grad_projected"], file)
     assert_close(head.scale.grad, file.expected["grad_temperature"], file)
+
+
+def test_a_class_that_the_client_lacks_has_weight_and_gradient_zero():
+    logits = torch.randn(5, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    loss = FedETF().criterion(visit(counts=torch.tensor([3, 0, 2, 0])), Output(logits, logits), batch_of(logits))
+    (grad,) = torch.autograd.grad(loss, logits)
+    assert loss.isfinite() and grad.isfinite().all() and not grad[:, [1, 3]].any()
+
+
+SIZES = {"sl_vit": (3, 32, 32)}
+
+
+QUICK = ("cnn8", "convnet3", "fedavg_cnn", "mlp", "mobilenetv2_flfa")
+MODELS = [
+    pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
+    for name in architectures
+    if name not in ("given", "python")
+]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_head_fits_every_model_and_adds_one_parameter(name):
+    shape = SIZES.get(name, (3, 16, 16))
+    torch.manual_seed(0)
+    plain = build(name, shape, 10)
+    before = {key: value.clone() for key, value in plain.state_dict().items()}
+    made = FedETF(etf_scale=2.0).remodel(plain, 10)
+    assert count_parameters(made) == count_parameters(plain) + 1
+    for key, value in before.items():
+        assert torch.equal(plain.state_dict()[key], value)  # the model that was given stays as it was
+        assert not key.startswith("body.") or torch.equal(made.state_dict()[key], value)
+    out = made.eval()(torch.rand(2, *shape))
+    assert out.logits.shape == (2, 10) and out.features.shape[1] == head_inputs(plain.head)
+    assert "head.vectors" not in made.state_dict() and list(Net(made).constants) == ["head.vectors"]
+
+
+def test_fresh_parameters_have_the_initial_scale():
+    made = FedETF(etf_scale=3.0).remodel(build("mlp", (4,), 3), 3)
+    net = Net(made)
+    params, buffers = net.trees()
+    fresh = net.fresh({"model": params, "buffers": buffers}, 7)
+    assert fresh["head.scale"] == 3.0
+    assert not torch.equal(fresh["head.projector.weight"], params["head.projector.weight"])
+
+
+def test_heads_that_cannot_be():
+    with pytest.raises(InputError, match="p >= 3"):
+        FedETF(p=2).remodel(build("mlp", (4,), 3), 3)
+    with pytest.raises(InputError, match="at least 2 classes"):
+        FedETF().remodel(build("mlp", (4,), 1), 1)
+    with pytest.raises(InputError, match="expected a linear layer"):
+        FedETF().remodel(Model(torch.nn.Linear(4, 3), torch.nn.ReLU()), 3)
+    assert FedETF(p=8).remodel(build("mlp", (4,), 3), 3).head.vectors.shape == (8, 3)
+
+
+@pytest.mark.parametrize("scale", [2.0, -2.0, 0.0])
+def test_prediction_is_by_the_cosines_whatever_the_scale(scale):
+    run = play("fedetf", rounds=1).run
+    task = parts.make_task(run, DATA, parts.cut(run, DATA))
+    params = {**task.initial["model"], "head.scale": torch.tensor(scale)}
+    c = task.server_context(1)
+    x = torch.rand(6, *DATA.shape)
+    cosines = c.forward({**params, "head.scale": torch.tensor(1.0)}, x, mode="eval").logits
+    scores = task.method.predict(c, params, x)
+    assert torch.equal(scores.argmax(1), cosines.argmax(1))
+    if scale > 0:
+        assert torch.equal(scores, c.forward(params, x, mode="eval").logits)
 
 
 # ----------------------------------------------------------------------------------- decorrelation
@@ -281,3 +354,78 @@ def test_fedblade_prototypes(name):
         assert after["prototypes"]["available"].all()
         first = prototypes.merged_means({"means": previous, "available": ~known}, merged)
         assert torch.equal(first["available"], counts.sum(0) > 0)
+
+
+def test_without_its_parts_fedblade_is_fedetf_bit_for_bit():
+    plain = play("fedetf")
+    for spec in ("fedblade(decorrelation=none, pa=false, fa=false)", "fedblade(lambda_ld=0, gamma=0)"):
+        bare = play(spec)
+        assert bare.server.keys() == plain.server.keys()
+        for group, tree in plain.server.items():
+            assert all(torch.equal(value, bare.server[group][name]) for name, value in tree.items())
+        assert [row.get("bytes_up") for row in bare.rounds] == [row.get("bytes_up") for row in plain.rounds]
+
+
+def test_without_weight_feddecorr_is_fedavg_bit_for_bit():
+    plain, bare = play("fedavg").server["model"], play("feddecorr(beta=0)").server["model"]
+    assert all(torch.equal(value, bare[name]) for name, value in plain.items())
+
+
+def test_without_prototypes_the_first_round_has_no_alignment():
+    whole, without = (play(spec, rounds=1).server["model"] for spec in ("fedblade", "fedblade(pa=false, fa=false)"))
+    assert all(torch.equal(value, without[name]) for name, value in whole.items())
+
+
+def test_prototypes_are_mean_features_of_the_trained_local_models():
+    # lr tiny: every local model is the initial one, so that the means over clients are those over all samples
+    result = play("fedblade(decorrelation=none)", rounds=1, model="mlp", local={"batch": 8, "lr": 1e-30})
+    task = parts.make_task(result.run, DATA, parts.cut(result.run, DATA))
+    x = task.federation.common("test", 0, 60)  # the same samples as the training set
+    (batch,) = x.passes(60)
+    features = task.server_context(1).features(initial_model(result.run, DATA), batch.x, "eval")
+    means = torch.stack([features[batch.y == label].mean(0) for label in range(3)])
+    torch.testing.assert_close(result.server["prototypes"]["means"], means, rtol=1e-5, atol=1e-6)
+    assert result.server["prototypes"]["available"].all()
+    assert result.rounds[1]["method"] == {"prototypes": 3}
+
+
+def test_bytes_of_the_prototypes():
+    plain, whole = (play(spec, rounds=1).rounds[1] for spec in ("fedetf", "fedblade"))
+    clients, classes, size = 5, 3, 64
+    assert whole["bytes_down"] - plain["bytes_down"] == clients * (4 * size * classes + classes)
+    assert whole["bytes_up"] - plain["bytes_up"] == clients * (4 * size * classes + 4 * classes)
+
+
+def test_alignment_terms_say_that_they_need_prototypes():
+    with pytest.raises(InputError, match="fedblade"):
+        FeatureAlignment()(visit(message={}), {}, None, None)
+    with pytest.raises(Exception, match="fedblade"):
+        play("fedavg(terms=[feature_alignment])", rounds=1)
+
+
+def test_defaults_are_the_papers():
+    assert {key: default_of(FedBlade, key) for key in ("lambda_ld", "gamma", "tau", "etf_scale")} == {
+        "lambda_ld": 0.005, "gamma": 1.0, "tau": 0.1, "etf_scale": 1.0
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", [(4, 9), (9, 4)])
+@pytest.mark.parametrize("term", [LDDecorr(weight=1.0), Decorrelate(weight=1.0), Decorrelate(paper_scale=True)])
+def test_stacked_and_padded_equals_one_by_one(term, shape):
+    rng = torch.Generator().manual_seed(0)
+    z = torch.randn(5, *shape, generator=rng, dtype=torch.float64).requires_grad_()
+    counts = torch.tensor([shape[0], shape[0] - 1, 2, 1, 0])
+    masks = torch.arange(shape[0]) < counts.unsqueeze(1)
+    quiet = SimpleNamespace(diagnostics=SimpleNamespace(note=lambda name, value: None))
+    together = torch.vmap(lambda x, mask: term(quiet, {}, Batch(x, None, None, mask), Output(x, x)))(z, masks)
+    (grads,) = torch.autograd.grad(together.sum(), z)
+    assert grads.isfinite().all()
+    for value, grad, own, count in zip(together, grads, z, counts, strict=True):
+        if count == 0:
+            assert value == 0 and not grad.any()
+            continue
+        alone = own[:count].detach().requires_grad_()
+        expected = term_value(term, alone)
+        torch.testing.assert_close(value, expected)
+        torch.testing.assert_close(grad[:count], torch.autograd.grad(expected, alone)[0])
+        assert not grad[count:].any()

@@ -227,7 +227,7 @@ class CompiledLanes(Lanes):
         seen: set[int] = set()
         for field in _FIELDS:
             value: Any = getattr(c, field)
-            groups: Groups = {"": value} if field == "buffers" else value
+            groups: Groups = {"": value} if field in _FLAT else value
             for group, tree in groups.items():
                 for name, tensor in tree.items():
                     if id(below(tensor)) not in seen:
@@ -236,7 +236,8 @@ class CompiledLanes(Lanes):
         return found
 
 
-_FIELDS = ("message", "state", "received", "buffers", "initial")
+_FIELDS = ("message", "state", "received", "buffers", "initial", "constants")
+_FLAT = ("buffers", "constants")
 
 
 class _Running:
@@ -279,7 +280,7 @@ def _found(c: Cohort, params: Tree, run: _Running, changing: Tree, lanes: Lanes,
     if kind in ("counts", "lengths"):
         return c.stack.counts if kind == "counts" else c.stack.sizes
     value: Any = getattr(c, kind)
-    return below(value[rest[1]] if kind == "buffers" else value[rest[0]][rest[1]])
+    return below(value[rest[1]] if kind in _FLAT else value[rest[0]][rest[1]])
 
 
 def _tree(given: dict[Path, Tensor], kind: str) -> Tree:

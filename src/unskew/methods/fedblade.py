@@ -89,6 +89,13 @@ class FedBlade(FedETF):
         message = super().download(s, server, client)
         return {**message, "prototypes": server["prototypes"]} if self.aligns else message
 
+    def start(self, c: ClientContext) -> Tree:
+        """The received model; notes the bytes of prototypes without empty rows, which are sent here (sheet 3)."""
+        if self.aligns:
+            size = c.message["prototypes"]["means"].shape[1]
+            c.diagnostics.note("prototype_bytes", 4 * (size * (c.counts > 0).sum() + c.num_classes))
+        return super().start(c)
+
     def upload(self, c: ClientContext, params: Tree) -> Groups:
         """The model's difference and the sums of the trained model's features by class (eq. 13)."""
         reply = super().upload(c, params)
