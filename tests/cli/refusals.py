@@ -66,7 +66,7 @@ REFUSED = {
     "flag through a number": ("run section_is_number.toml --lr 1", "cannot set 'local.lr': 'local' is the value 3"),
     "method is a number": (
         "run method_is_number.toml",
-        '(--method): expected a name such as "fedavg" or a table, got 3',
+        '(--method): expected a name such as "fedaf" or a table, got 3',
     ),
     "method without a name": ("run method_without_name.toml", "a method needs a name"),
     "plugins is a number": ("run plugins_is_number.toml", "plugins: expected a list of Python files or modules"),
@@ -74,7 +74,7 @@ REFUSED = {
     "--set without =": ("run --set rounds", "--set expects path=value, such as method.mu=0.1, got 'rounds'"),
     "--set through a scalar": ("run --rounds 3 --set rounds.x=3", "'rounds' is the value 3, not a table"),
     "--set of an unknown option": ("run --set local.nosuch=3", "local has no option 'nosuch'"),
-    "--set of a list": ("run --set method=[1]", 'expected a name such as "fedavg" or a table, got [1]'),
+    "--set of a list": ("run --set method=[1]", 'expected a name such as "fedaf" or a table, got [1]'),
     "--set of plugins": ("run --set plugins=[3]", "plugins: expected a list"),
     # data
     "missing data file": ("run --data mnist", "not found and could not be downloaded from http://127.0.0.1:9/"),

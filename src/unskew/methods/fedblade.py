@@ -1,6 +1,7 @@
 """FedBlade: FedETF whose features are decorrelated and aligned, with the projector, to global class prototypes.
 
-"FedBlade" (LDDecorr and prototype-based bilateral alignment, PBA); no official code is public.
+"FedBlade", federated learning with bidirectional alignment and feature decorrelation, OpenReview xzuR1JUNcK; no
+official code is public.
 
     paper                      here
     Psi, V, beta (eq. 12)      head.projector.*, c.constants["head.vectors"], head.scale (see FedETF)
