@@ -212,6 +212,7 @@ class Command:
         return subprocess.Popen(
             [sys.executable, "-m", "unskew", *text.split()], cwd=self.folder, env=environment, start_new_session=True,
             stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
         )  # fmt: skip
 
     def ended(self, process):
