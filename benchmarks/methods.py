@@ -3,9 +3,9 @@
     python -m benchmarks.methods [--data mnist] [--model fedavg_cnn] [--batch 64] [--epochs 5] [--repeats 9] [--out F]
 
 One process, one thread, its CPU time. For each method two rounds are played with two clients first, so that messages
-and states are those of a running federation (a chosen layer, prototypes, control variates, a previous local model). Then one
-visit of the same client is timed again and again, methods in turn: each ratio is taken within one turn, and the median
-over the turns is shown, with the quartiles.
+and states are those of a running federation (a chosen layer, prototypes, control variates, a previous local model).
+Then one visit of the same client is timed again and again, methods in turn: each ratio is taken within one turn, and
+the median over the turns is shown, with the quartiles.
 """
 
 from __future__ import annotations
