@@ -106,3 +106,8 @@ def test_none_as_the_word_for_a_choice():
     model = architectures.build("convnet3(norm=none)")
     assert model.norm == "none"
     assert architectures.build(str(model)) == architectures.build(to_table(model)) == model
+
+
+def test_a_word_with_a_colon_needs_no_quotes():
+    assert parse("flfa(fedavg, select=fixed:body.8+head)") == parse('flfa(fedavg, select="fixed:body.8+head")')
+    assert parse('python("mine.py:net", head=fc)')["args"] == ["mine.py:net"]

@@ -11,6 +11,7 @@ from unskew.errors import InputError
 Table = dict[str, Any]
 
 _COLON = re.compile(r"^([A-Za-z][\w-]*):(.+)$", re.S)
+_WORD_WITH_COLON = re.compile(r"(?<==)\s*([A-Za-z_]\w*:[\w.+]+)(?=\s*[,)\]])")
 
 
 def parse(text: str) -> Table:
@@ -20,7 +21,8 @@ def parse(text: str) -> Table:
     if colon:
         return {"name": colon[1].lower(), "args": [colon[2]]}
     try:
-        tree = ast.parse(text, mode="eval").body
+        # `select=fixed:head` is no Python: what stands round a colon is one word
+        tree = ast.parse(_WORD_WITH_COLON.sub(r'"\1"', text), mode="eval").body
     except (SyntaxError, ValueError):
         raise InputError(f"cannot read '{text}'; expected name(argument=value, ...), such as fedprox(mu=0.1)") from None
     table = {"name": tree.id.lower()} if isinstance(tree, ast.Name) else _convert(tree, text)
