@@ -561,3 +561,8 @@ def test_only_layers_that_are_trained_and_sent_are_candidates():
     assert list(result.rounds[1]["method"]["similarity"]) == ["body.3", "body.8"]
     idle = play("flfa(test_own_head, select='fixed:body.3')", rounds=1, model="cnn8").rounds[1]["method"]
     assert idle["feedback_no_op_rounds"] == 1  # nothing below is trained
+
+
+def test_it_does_not_stand_inside_itself():
+    with pytest.raises(InputError, match="flfa cannot stand inside flfa"):
+        methods.build("flfa(finetuned(flfa(fedavg)))")

@@ -16,7 +16,7 @@ from unskew.core.method import Method
 from unskew.core.perturb import calm
 from unskew.core.terms import Term
 from unskew.core.tree import Tree
-from unskew.core.wrapper import Wrapper
+from unskew.core.wrapper import Wrapper, nested
 from unskew.data.local import Batch
 from unskew.errors import InputError
 from unskew.models.base import Output
@@ -27,9 +27,8 @@ See = Callable[[Tree], Output]
 
 def innermost(method: Method) -> Method:
     """The method inside all wrappers."""
-    while isinstance(method, Wrapper):
-        method = method.inner
-    return method
+    *_, inside = nested(method)
+    return inside
 
 
 def overrides(method: Method, slot: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor
@@ -139,3 +140,10 @@ class Wrapper(Method):
     def overlaid(self, c: ClientContext) -> Tree:
         """The inner method's."""
         return self.inner.overlaid(c)
+
+
+def nested(method: Method) -> Iterator[Method]:
+    """The method, the one inside it, and so on inwards."""
+    yield method
+    if isinstance(method, Wrapper):
+        yield from nested(method.inner)

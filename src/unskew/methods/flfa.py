@@ -29,7 +29,7 @@ from unskew.core.reducers import Reducers
 from unskew.core.registry import param
 from unskew.core.similarity import highest, lowest, similarity, skewness
 from unskew.core.tree import Groups, Tree
-from unskew.core.wrapper import Wrapper
+from unskew.core.wrapper import Wrapper, nested
 from unskew.errors import InputError
 from unskew.methods.fedavg import FedAvg
 
@@ -65,6 +65,8 @@ class FLFA(Wrapper):
         if "delta" not in self.inner.reducers:
             raise InputError(f"flfa needs a method whose clients train the model and send how it moved; "
                              f"{self.inner.name} does not, wrap another")  # fmt: skip
+        if any(isinstance(method, FLFA) for method in nested(self.inner)):
+            raise InputError(f"flfa cannot stand inside flfa, got {self.inner}; choose more layers with n_layers")
         if self.dfa and (self.feedback == "random" or not self.scaling):
             raise InputError("flfa: dfa=true knows no feedback weights; leave out feedback and scaling")
 
