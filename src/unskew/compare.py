@@ -120,8 +120,15 @@ def table(cells: Sequence[Played], title: str, metric: Metric = "last") -> Table
         for number, name in enumerate(names)
     )
     seeds = len({cell.seed for cell in cells})
+    pooled = [name for name in names if by_method[name][0].summary.get("accuracy_of", "global model") != "global model"]
+    where = "pooled over the clients' own test sets" if pooled == names else "on the global test set"
     notes = [
-        f"accuracy: on the global test set, {key.replace('_', ' ')}; mean ± sample standard deviation, {seeds} seed(s)",
+        f"accuracy: {where}, {key.replace('_', ' ')}; mean ± sample standard deviation, {seeds} seed(s)",
+        *(
+            f"accuracy of {name}: its clients' own models on their own test sets, unlike a global model's"
+            for name in pooled
+            if pooled != names
+        ),
         "clients and worst: mean over clients and over the worst tenth of them, each on its own test set, last round",
         f"time × and bytes ×: the clients' seconds of work and the traffic, relative to {names[0]}",
         *_rounds_to_notes(cells, names[0]),

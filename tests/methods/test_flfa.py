@@ -21,7 +21,7 @@ from unskew.core.method import Method, methods
 from unskew.core.net import Names, Net
 from unskew.core.reducers import concat
 from unskew.core.rounds import rounds
-from unskew.core.similarity import similarity
+from unskew.core.similarity import similarity, skewness
 from unskew.data.dataset import Samples
 from unskew.errors import InputError
 from unskew.executors.lanes import Lanes
@@ -566,3 +566,9 @@ def test_only_layers_that_are_trained_and_sent_are_candidates():
 def test_it_does_not_stand_inside_itself():
     with pytest.raises(InputError, match="flfa cannot stand inside flfa"):
         methods.build("flfa(finetuned(flfa(fedavg)))")
+
+
+def test_two_layers_are_never_skewed_whatever_the_rounding():
+    # g1 of two numbers is 0; in floating point it may come out as 1e-15, and `auto` must not turn on that
+    for pair in ([0.1, 0.7], [0.30000000000000004, 0.9], [1 / 3, 2 / 7]):
+        assert skewness(pair) == 0.0

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from unskew.core import wire
-from unskew.core.method import methods
+from unskew.core.method import Method, methods
 from unskew.core.profile import PARTS
 from unskew.core.registry import Component, Registry, options
 from unskew.core.terms import terms
@@ -81,12 +81,18 @@ def show_profile(seconds: dict[str, float], folder: Path, as_json: bool) -> None
     console.print(rows)
 
 
+def _output(method: type[Method]) -> str:
+    """Which model a method gives; a wrapper's depends on what is inside it."""
+    found = method.output
+    return found if isinstance(found, str) else "as inside"
+
+
 def show_methods(name: str | None, as_json: bool) -> None:
     """The methods, or one of them."""
     if name is None:
         rows = [
             {"name": key, "kind": "wrapper" if issubclass(methods.get(key), Wrapper) else "method",
-             "output": str(getattr(methods.get(key), "output", "")), "summary": methods.get(key).summary}
+             "output": _output(methods.get(key)), "summary": methods.get(key).summary}
             for key in methods
         ]  # fmt: skip
         _show_rows(rows, as_json, "explain one: unskew methods NAME; combine: fedavg(terms=[prox(mu=0.1)])")

@@ -60,12 +60,13 @@ def _add_to(sums: Tree, name: str, value: Tensor) -> None:
 
 
 def skewness(values: list[float]) -> float:
-    """g1 = m3 / m2^1.5; 0 where all values are equal."""
+    """g1 = m3 / m2^1.5; 0 where all values are equal, and where it is rounding (two values are never skewed)."""
     z = torch.tensor(values, dtype=torch.float64)
     if len(z) == 0 or float(z.max() - z.min()) <= 10.0**-EQUAL:
         return 0.0
     apart = z - z.mean()
-    return float(apart.pow(3).mean() / apart.square().mean().pow(1.5))
+    found = float(apart.pow(3).mean() / apart.square().mean().pow(1.5))
+    return found if abs(found) > 10.0**-EQUAL else 0.0
 
 
 def lowest(values: dict[str, float], count: int) -> list[str]:
