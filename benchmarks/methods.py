@@ -109,12 +109,16 @@ def timed(wanted: argparse.Namespace, folder: Path) -> dict[tuple[str, str], lis
     """Seconds of each visit in every turn; the first turn only warms up."""
     ready = visits(wanted, folder)
     seconds: dict[tuple[str, str], list[float]] = {key: [] for key in ready}
-    for turn in range(wanted.repeats + 1):
-        for key, visit in ready.items():
-            taken = visit()
-            if turn:
-                seconds[key].append(taken)
-        print(f"turn {turn}/{wanted.repeats}" + (" (warm-up)" if turn == 0 else ""), flush=True)
+    try:
+        for turn in range(wanted.repeats + 1):
+            taken = {key: visit() for key, visit in ready.items()}
+            for key, value in taken.items() if turn else ():
+                seconds[key].append(value)
+            print(f"turn {turn}/{wanted.repeats}" + (" (warm-up)" if turn == 0 else ""), flush=True)
+    except KeyboardInterrupt:
+        if not next(iter(seconds.values())):
+            raise
+        print("interrupted; the table is of the finished turns", flush=True)
     return seconds
 
 

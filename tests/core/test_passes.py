@@ -104,8 +104,8 @@ def test_progress_inside_a_round_is_told(executor, monkeypatch):
 
     monkeypatch.setattr(progress, "EVERY", 0.01)
     told = []
-    with progress.listening(lambda *words: told.append(words)):
-        engine.run(config(f"test_talking_{executor}", execution={"executor": executor, "workers": 2}), dataset=DATA)
+    monkeypatch.setattr(progress, "_listener", lambda *words: told.append(words))
+    engine.run(config(f"test_talking_{executor}", execution={"executor": executor, "workers": 2}), dataset=DATA)
     assert ("thinking", 2, 4) in told
 
 

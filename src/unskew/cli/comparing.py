@@ -190,7 +190,7 @@ def draw_measures(cells: Sequence[Played], path: Path) -> bool:
             if len(curve) > 1:
                 series.setdefault(name, {}).setdefault(cell.method, []).append(curve)
     if series:
-        plot_measures(series, path)
+        plot_measures(series, list(dict.fromkeys(cell.method for cell in cells)), path)
     else:
         path.unlink(missing_ok=True)  # an earlier comparison's
     return bool(series)

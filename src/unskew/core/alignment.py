@@ -15,6 +15,7 @@ from torch import Tensor
 
 from unskew.core import local
 from unskew.core.context import ClientContext
+from unskew.core.prototypes import sums_by_class
 from unskew.core.registry import param, validated
 from unskew.core.terms import Term
 from unskew.core.tree import Groups, Tree
@@ -57,12 +58,7 @@ def sample_loss(batch: Batch, features: Tensor, target: Tensor, by_sum: bool) ->
 
 def class_means(c: ClientContext) -> Tensor:
     """The mean feature of each class over all samples, by the reference body, [C, D]; zeros for missing classes."""
-    sums: Tensor | float = 0.0
-    with torch.no_grad():
-        for batch in c.passes():
-            features = reference_features(c, batch.x)
-            sums = sums + batch.one_hot(c.num_classes).to(features.dtype).T @ features
-    return torch.as_tensor(sums) / c.counts.clamp(min=1).unsqueeze(1)
+    return sums_by_class(c, lambda x: reference_features(c, x)) / c.counts.clamp(min=1).unsqueeze(1)
 
 
 def reference_features(c: ClientContext, x: Tensor) -> Tensor:

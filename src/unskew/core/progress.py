@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 Listener = Callable[[str, int, int], None]
 """Is told what is being done, how many steps of it are done, and how many there are."""
@@ -20,17 +19,6 @@ def listen(listener: Listener | None) -> None:
     """From now on this one is told; None: nobody."""
     global _listener
     _listener = listener
-
-
-@contextmanager
-def listening(listener: Listener) -> Iterator[None]:
-    """Tells this one for a while."""
-    before = _listener
-    listen(listener)
-    try:
-        yield
-    finally:
-        listen(before)
 
 
 def say(what: str, done: int, total: int) -> None:

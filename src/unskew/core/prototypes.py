@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -16,17 +18,23 @@ def none_yet(num_classes: int, like: Tensor) -> Tree:
     return {"means": means, "available": torch.zeros(num_classes, dtype=torch.bool)}
 
 
+def sums_by_class(c: ClientContext, see: Callable[[Tensor], Tensor], start: Tensor | float = 0.0) -> Tensor:
+    """[C, d]: `see(x)` added up by class over all samples of the client, without gradient; `start` if it has none."""
+    sums: Tensor | float = start
+    with torch.no_grad():
+        for batch in c.passes():
+            values = see(batch.x)
+            sums = sums + batch.one_hot(c.num_classes).to(values.dtype).T @ values
+    return torch.as_tensor(sums)
+
+
 def class_sums(c: ClientContext, params: Tree, like: Tensor) -> Tree:
     """`sums` [C, d] of the features of the client's samples by class, and `counts` [C]; `like`: a tensor [C, d].
 
     In evaluation mode, without gradient, of samples that are not augmented (sheet B9). As sums, the servers' means
     need nothing but the reducer `total`.
     """
-    sums = torch.zeros_like(like)
-    with torch.no_grad():
-        for batch in c.passes():
-            features = c.features(params, batch.x, "eval")
-            sums = sums + batch.one_hot(c.num_classes).to(features.dtype).T @ features
+    sums = sums_by_class(c, lambda x: c.features(params, x, "eval"), torch.zeros_like(like))
     return {"sums": sums, "counts": c.counts.to(sums.dtype)}
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from unskew.core.condense import class_means
 from unskew.core.context import ClientContext, ServerContext
 from unskew.core.jobs import Reply
+from unskew.core.prototypes import sums_by_class
 from unskew.core.tree import Tree
 
 Missing = Literal["holders", "zeros"]
@@ -24,14 +25,10 @@ def nothing_known(num_classes: int) -> Tree:
 
 def mean_logits(c: ClientContext) -> Tree:
     """V_k: the received model's mean logits of each class over all its samples, and which classes there are."""
-    sums: Tensor | None = None
-    for batch in c.passes():
-        with torch.no_grad():
-            logits = c.forward(c.received["model"], batch.x, "eval", c.received["buffers"]).logits
-        hot = (batch.y.unsqueeze(-1) == torch.arange(c.num_classes, device=batch.y.device)).to(logits.dtype)
-        sums = hot.T @ logits if sums is None else sums + hot.T @ logits
-    if sums is None:
+    if len(c.data) == 0:
         return nothing_known(c.num_classes)
+    model, buffers = c.received["model"], c.received["buffers"]
+    sums = sums_by_class(c, lambda x: c.forward(model, x, "eval", buffers).logits)
     return {"rows": sums / c.counts.clamp(min=1).unsqueeze(1), "held": c.counts > 0}
 
 

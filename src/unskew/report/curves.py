@@ -44,9 +44,11 @@ def plot_curves(curves: Mapping[str, Sequence[Curve]], path: Path, title: str) -
     figure.savefig(path)
 
 
-def plot_measures(series: Mapping[str, Mapping[str, Sequence[Curve]]], path: Path) -> None:
-    """A small plot for each measured figure: its mean over seeds against rounds, a line a method."""
-    methods = list(dict.fromkeys(method for curves in series.values() for method in curves))
+def plot_measures(series: Mapping[str, Mapping[str, Sequence[Curve]]], methods: Sequence[str], path: Path) -> None:
+    """A small plot for each measured figure: its mean over seeds against rounds, a line a method.
+
+    `methods`: all of the comparison, in its order, so that each has the colour that it has elsewhere.
+    """
     across = min(3, len(series))
     down = -(-len(series) // across)
     figure = Figure(figsize=(3.6 * across, 2.6 * down + 0.5), dpi=150, layout="constrained")
@@ -62,6 +64,7 @@ def plot_measures(series: Mapping[str, Mapping[str, Sequence[Curve]]], path: Pat
             style = {"color": COLOURS[place % len(COLOURS)], "linestyle": STYLES[place % len(STYLES)]}
             axes.plot(rounds, means, linewidth=1.5, label=method, **style)  # type: ignore[arg-type]
         axes.set_title(name.replace("_", " "), loc="left", fontsize=9)
+        axes.set_xlabel("round", fontsize=8)
         axes.tick_params(labelsize=8)
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
