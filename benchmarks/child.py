@@ -12,9 +12,9 @@ from typing import Any
 
 from benchmarks import bare, measure
 from benchmarks.workloads import WORKLOADS, Workload
-from unskew import engine
-from unskew.core.process import keep_freed_memory
-from unskew.errors import InputError
+from unskew.base.errors import InputError
+from unskew.base.process import keep_freed_memory
+from unskew.runs import engine
 
 
 def play(

@@ -24,15 +24,15 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import measure
-from unskew import parts
-from unskew.config import Run, from_table
+from unskew.base.process import steady
 from unskew.core.jobs import Job
-from unskew.core.process import steady
-from unskew.core.rounds import rounds
-from unskew.core.store import StateStore
-from unskew.data import load
+from unskew.core.round_loop import rounds
 from unskew.data.dataset import Dataset
+from unskew.data.sources import load
 from unskew.executors.serial import Serial
+from unskew.runs import building
+from unskew.runs.client_store import StateStore
+from unskew.runs.config import Run, from_table
 
 PLAIN, AUGMENTED = "none", "fedsol_cifar"
 
@@ -77,7 +77,7 @@ class Visit:
     def __init__(self, config: Run, folder: Path) -> None:
         data = _loaded(str(config.data))
         config = config.resolved(data)
-        self.task = parts.make_task(config, data, parts.cut(config, data))
+        self.task = building.make_task(config, data, building.cut(config, data))
         store = StateStore(folder / str(abs(hash((str(config.method), str(config.augment))))))
         server = self.task.method.init(self.task.server_context(0))
         client = self.task.cohort(2)[0]  # it has been here before when it is timed; the same for all methods

@@ -30,7 +30,7 @@ from rich.table import Table
 
 from benchmarks import measure
 from benchmarks.workloads import EXECUTORS, W2, WORKLOADS, Workload
-from unskew import parts
+from unskew.runs import building
 
 TORCH = "torch>=2.6,<2.14"
 PEERS = {
@@ -73,10 +73,10 @@ def save(workload: Workload, rounds: int, path: Path) -> None:
     """The arrays, client after client as unskew deals them, the initial weights and the settings."""
     data = workload.dataset()
     config = workload.run(data)
-    partition = parts.cut(config, data)
+    partition = building.cut(config, data)
     owned = [np.asarray(partition[client]) for client in range(workload.clients)]
     order = np.concatenate(owned)
-    weights = [value.detach().numpy() for value in parts.model_builder(config, data)().parameters()]
+    weights = [value.detach().numpy() for value in building.model_builder(config, data)().parameters()]
     settings = {"momentum": 0.0, **workload.local, "cohort": workload.cohort, "rounds": rounds}
     arrays: dict[str, Any] = {f"weight_{number}": weight for number, weight in enumerate(weights)}
     np.savez(

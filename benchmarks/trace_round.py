@@ -3,8 +3,8 @@
     python -m benchmarks.trace_round                 # the counts, and calls by module
     python -m benchmarks.trace_round --calls         # every call in its order
 
-A round of FedSOL with two clients, one batch each, on digits; the second of three, so that nothing is set up or tested in it. A
-module changes where a function calls one of another module of the package.
+A round of FedSOL with two clients, one batch each, on digits; the second of three, so that nothing is set up or tested
+in it. A module changes where a function calls one of another module of the package.
 """
 
 from __future__ import annotations

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from unskew.config import Run, from_table
 from unskew.data.dataset import Dataset, Samples
-from unskew.data.given import Given
+from unskew.data.sources.in_memory import Given
+from unskew.runs.config import Run, from_table
 
 EXECUTORS: dict[str, dict[str, Any]] = {
     "serial": {"executor": "serial"},

@@ -4,9 +4,9 @@ import copy
 
 import torch
 
-from unskew import engine
-from unskew.config import from_table
 from unskew.data.dataset import Dataset, Samples
+from unskew.runs import engine
+from unskew.runs.config import from_table
 
 
 def tiny_data(groups=None, classes=3, seed=0):

@@ -10,15 +10,16 @@ from types import SimpleNamespace
 import torch
 from torch import nn
 
-from unskew import parts
-from unskew.core.context import LocalSettings
+from unskew.base.batch import Batch
+from unskew.base.settings import LocalSettings
 from unskew.core.net import Net
-from unskew.core.store import StateStore
 from unskew.core.task import Task
-from unskew.data.local import Batch, LocalData, Pipeline
+from unskew.data.batches import LocalData, Pipeline
 from unskew.data.transforms import transforms
 from unskew.executors.serial import Serial
 from unskew.models.base import Model
+from unskew.runs import building
+from unskew.runs.client_store import StateStore
 
 GOLDEN = Path(os.environ.get("UNSKEW_GOLDEN") or Path(__file__).parent / "golden")
 RENAMED = {"fc1": "body.fc1", "classifier": "head"}
@@ -155,5 +156,5 @@ def gap(result, reference, start):
 
 
 def initial_model(run, dataset=None):
-    data = parts.prepare_data(run, None, dataset)
-    return parts.make_task(run, data, parts.cut(run, data)).initial["model"]
+    data = building.prepare_data(run, None, dataset)
+    return building.make_task(run, data, building.cut(run, data)).initial["model"]

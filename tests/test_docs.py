@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from unskew.config import SECTIONS, Run, from_table, tomllib
+from unskew.base.registry import default_of, options
 from unskew.core.method import methods
-from unskew.core.registry import default_of, options
+from unskew.runs.config import SECTIONS, Run, from_table, tomllib
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])

@@ -3,15 +3,72 @@
 import unskew
 result = unskew.run("fedprox(mu=0.1)", data="digits", split="dirichlet:0.1", clients=20, rounds=20)
 print(result.accuracy)
+
+Everything that users and authors of plugins need is here, and is imported when it is first asked for: `import unskew`
+itself takes no time.
 """
 
-from unskew.api import compare, resume, run
-from unskew.data import Dataset, Samples, load
-from unskew.errors import ClientError, InputError
-from unskew.models import Model, split_head
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from unskew import registries
+    from unskew.base import progress, seeds, tree
+    from unskew.base.batch import Batch, Output, cross_entropy
+    from unskew.base.errors import ClientError, InputError
+    from unskew.base.registry import param
+    from unskew.base.tree import Groups, Tree
+    from unskew.core import reducers
+    from unskew.core.context import ClientContext, ServerContext
+    from unskew.core.local_loop import sgd
+    from unskew.core.method import Method
+    from unskew.core.term import Term
+    from unskew.core.wrapper import Wrapper
+    from unskew.data.dataset import Dataset, Samples
+    from unskew.data.partition.listed import Split
+    from unskew.data.sources import load
+    from unskew.data.sources.base import About, Source
+    from unskew.measures.base import Measure
+    from unskew.models.base import Architecture, Model
+    from unskew.models.user_module import split_head
+    from unskew.runs.api import compare, resume, run
 
 __version__ = "0.1.0"
+
+_PLACES = {
+    # running
+    "run": "runs.api", "compare": "runs.api", "resume": "runs.api", "load": "data.sources",
+    "Dataset": "data.dataset", "Samples": "data.dataset", "Model": "models.base", "split_head": "models.user_module",
+    "InputError": "base.errors", "ClientError": "base.errors",
+    # extending
+    "Method": "core.method", "Wrapper": "core.wrapper", "Term": "core.term", "Measure": "measures.base",
+    "Source": "data.sources.base", "About": "data.sources.base", "Split": "data.partition.listed",
+    "Architecture": "models.base", "param": "base.registry",
+    "ClientContext": "core.context", "ServerContext": "core.context", "Batch": "base.batch", "Output": "base.batch",
+    "cross_entropy": "base.batch", "Tree": "base.tree", "Groups": "base.tree", "sgd": "core.local_loop",
+}  # fmt: skip
+_MODULES = {"registries": "registries", "tree": "base.tree", "seeds": "base.seeds", "progress": "base.progress",
+            "reducers": "core.reducers"}  # fmt: skip
+
 __all__ = [
-    "ClientError", "Dataset", "InputError", "Model", "Samples", "__version__", "compare", "load", "resume", "run",
-    "split_head",
+    "About", "Architecture", "Batch", "ClientContext", "ClientError", "Dataset", "Groups", "InputError", "Measure",
+    "Method", "Model", "Output", "Samples", "ServerContext", "Source", "Split", "Term", "Tree", "Wrapper",
+    "__version__", "compare", "cross_entropy", "load", "param", "progress", "reducers", "registries", "resume", "run",
+    "seeds", "sgd", "split_head", "tree",
 ]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """Imports what is asked for: torch alone takes two seconds."""
+    if name in _MODULES:
+        found: Any = import_module(f"unskew.{_MODULES[name]}")
+    elif name in _PLACES:
+        found = getattr(import_module(f"unskew.{_PLACES[name]}"), name)
+    else:
+        raise AttributeError(f"module 'unskew' has no attribute '{name}'")
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -13,9 +13,9 @@ from PIL import Image
 
 from cli.calling import Call, contents, write_arrays, write_images
 from unskew.cli.progress import RoundProgress
-from unskew.config import from_table, read_file
 from unskew.core.profile import PARTS
-from unskew.data.splits import splits
+from unskew.data.partition.splits import splits
+from unskew.runs.config import from_table, read_file
 
 QUICK = "--model mlp --split iid --clients 4 --rounds 2 --quiet"
 
@@ -327,13 +327,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from unskew.core.method import methods
-from unskew.core.registry import param
-from unskew.methods.fedavg import FedAvg
+from unskew import Method, param, registries
 
 
-@methods.register("fed_mine")
-class FedMine(FedAvg):
+@registries.methods.register("fed_mine")
+class FedMine(Method):
     "My own method."
 
     strength: float = param(default=1.0, ge=0, doc="how strong it is")

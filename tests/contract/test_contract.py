@@ -9,12 +9,12 @@ import torch
 import unskew
 from awkward import DATA, config, play, quick, rows_without_times
 from support import STACKED_TOLERANCE, gap, initial_model
-from unskew import engine, parts
-from unskew.core import tree, wire
+from unskew.base import storage, tree
+from unskew.base.registry import options, to_table
 from unskew.core.jobs import Job
 from unskew.core.method import methods
-from unskew.core.registry import options, to_table
 from unskew.core.wrapper import Wrapper
+from unskew.runs import building, engine
 
 NAMES = [name for name in methods if not name.startswith("test_")]  # other tests register some of their own
 PLAIN = [name for name in NAMES if not issubclass(methods.get(name), Wrapper)]
@@ -78,7 +78,7 @@ def test_interrupted_and_resumed_equals_uninterrupted(spec, tmp_path):
 
 def visit(spec, state=None):
     """A client's visit in round 1: its job, before and after."""
-    task = parts.make_task(config(spec).resolved(DATA), DATA, parts.cut(config(spec), DATA))
+    task = building.make_task(config(spec).resolved(DATA), DATA, building.cut(config(spec), DATA))
     s = task.server_context(1, (0,))
     method = task.method
     server = method.init(task.server_context(0))
@@ -111,9 +111,11 @@ def test_slots_change_nothing_they_are_given(spec):
 def test_messages_replies_and_states_survive_the_wire(spec):
     task, _, job = visit(spec)
     reply = task.work(job)
-    again = task.work(Job("train", 1, 0, wire.decode(wire.encode(job.message)), wire.decode(wire.encode(job.state))))
+    again = task.work(
+        Job("train", 1, 0, storage.decode(storage.encode(job.message)), storage.decode(storage.encode(job.state)))
+    )
     for mine, theirs in ((reply.groups, again.groups), (reply.state, again.state)):
-        sent = wire.decode(wire.encode(mine))
+        sent = storage.decode(storage.encode(mine))
         assert [(g, list(t)) for g, t in sent.items()] == [(g, list(t)) for g, t in mine.items()]
         for group in mine:
             for name in mine[group]:

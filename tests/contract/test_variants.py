@@ -9,9 +9,9 @@ import pytest
 
 from awkward import DATA, config, play, rows_without_times
 from support import STACKED_TOLERANCE, gap, initial_model
-from unskew import engine
-from unskew.core import tree
+from unskew.base import tree
 from unskew.core.method import methods
+from unskew.runs import engine
 
 FILES = sorted((Path(__file__).parent / "variants").glob("*.txt"))
 VARIANTS = [line.strip() for file in FILES for line in file.read_text().splitlines() if line.strip()]

@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 from support import FixedData, FixedFederation, PlannedTask, Recording, memory_store
-from unskew.core.context import LocalSettings
+from unskew.base.errors import InputError
+from unskew.base.settings import LocalSettings
 from unskew.core.net import Net
-from unskew.core.rounds import rounds
-from unskew.errors import InputError
+from unskew.core.round_loop import rounds
 from unskew.methods.fedavg import FedAvg
 from unskew.methods.fedprox import FedProx
 from unskew.methods.scaffold import Scaffold

@@ -5,14 +5,14 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from unskew import engine, parts
-from unskew.config import from_table
+from unskew.base.errors import InputError
 from unskew.core.device import Device
-from unskew.core.rounds import rounds
-from unskew.core.store import StateStore
-from unskew.errors import InputError
+from unskew.core.round_loop import rounds
 from unskew.executors.serial import Serial
-from unskew.executors.stacked import Stacked
+from unskew.executors.stacked.executor import Stacked
+from unskew.runs import building, engine
+from unskew.runs.client_store import StateStore
+from unskew.runs.config import from_table
 
 TABLE = {"method": "scaffold", "clients": 4, "split": "iid", "rounds": 2, "model": "cnn8(norm=batch)"}
 
@@ -37,8 +37,8 @@ def played(task, executor, folder):
 @pytest.mark.parametrize("kind", [Serial, lambda task: Stacked(task, 3)])
 def test_a_run_elsewhere_is_the_same_run(kind, tmp_path):
     run = from_table(TABLE)
-    data = parts.prepare_data(run)
-    here = parts.make_task(run.resolved(data), data, parts.cut(run, data))
+    data = building.prepare_data(run)
+    here = building.make_task(run.resolved(data), data, building.cut(run, data))
     there = replace(here, device=Elsewhere())
     mine, theirs = played(there, kind(there), tmp_path / "there"), played(here, kind(here), tmp_path / "here")
     for group in theirs:

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from support import FixedData, golden, golden_task
-from unskew.core.context import LocalSettings
+from unskew.base.settings import LocalSettings
+from unskew.base.tree import copy
 from unskew.core.jobs import Job
-from unskew.core.tree import copy
+from unskew.data.batches import LocalData, Pipeline, batch_bounds
 from unskew.data.dataset import Samples
-from unskew.data.local import LocalData, Pipeline, batch_bounds
 from unskew.data.transforms import transforms
 from unskew.methods.fedavg import FedAvg
 from unskew.methods.fedprox import FedProx
@@ -71,7 +71,7 @@ def test_batches_do_not_depend_on_how_they_are_gathered(monkeypatch):
     for augment in (NONE, transforms.build("crop_flip")):
         data, settings = local(10, augment), LocalSettings(lr=0.1, batch=4)
         at_once = list(data.batches(settings, *generators(), skip_single=False))
-        monkeypatch.setattr("unskew.data.local.EPOCH_LIMIT", 0)
+        monkeypatch.setattr("unskew.data.batches.EPOCH_LIMIT", 0)
         one_by_one = list(data.batches(settings, *generators(), skip_single=False))
         monkeypatch.undo()
         assert all(torch.equal(a.x, b.x) for a, b in zip(at_once, one_by_one, strict=True))

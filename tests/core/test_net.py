@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
+from unskew.base.tree import copy
 from unskew.core.net import Net
-from unskew.core.tree import copy
 from unskew.models.base import Model
 
 

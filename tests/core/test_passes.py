@@ -6,17 +6,18 @@ import pytest
 import torch
 
 from awkward import DATA, config
-from unskew import engine, parts
-from unskew.core import local, progress
+from unskew.base import progress
+from unskew.core import local_loop
 from unskew.core.jobs import Job
 from unskew.core.method import Method, methods
 from unskew.core.net import Net
 from unskew.models.base import Model
+from unskew.runs import building, engine
 
 
 def visit(spec="fedavg", client=0, **options):
     run = config(spec, **options).resolved(DATA)
-    task = parts.make_task(run, DATA, parts.cut(run, DATA))
+    task = building.make_task(run, DATA, building.cut(run, DATA))
     server = task.method.init(task.server_context(0))
     job = Job("train", 1, client, task.method.download(task.server_context(1), server, client))
     return task, task.visit(job, task.federation.train(client))
@@ -50,7 +51,7 @@ def test_the_teacher_is_asked_each_time_where_it_is_not(options):
 def test_steps_aside_are_not_counted_and_have_their_own_settings():
     _, c = visit()
     aside = c.aside(lr=0.5, epochs=1, momentum=0.0)
-    moved = local.sgd(aside, c.received["model"], methods.build("fedavg").gradient, purpose="elsewhere")
+    moved = local_loop.sgd(aside, c.received["model"], methods.build("fedavg").gradient, purpose="elsewhere")
     assert c.num_steps == 0 and aside.num_steps > 0 and c.settings.lr != 0.5
     assert any(not torch.equal(moved[name], value) for name, value in c.received["model"].items())
 

@@ -7,15 +7,16 @@ import torch
 from torch.nn import functional as F
 
 from support import STACKED_TOLERANCE, gap, initial_model
-from unskew import engine, parts
-from unskew.config import from_table, override
-from unskew.core import local, tree
+from unskew.base import tree
+from unskew.base.registry import param
+from unskew.core import local_loop
 from unskew.core.jobs import Reply
 from unskew.core.method import Method, methods
 from unskew.core.reducers import concat, mean, per_client, total
-from unskew.core.registry import param
-from unskew.core.terms import terms
+from unskew.core.term import terms
 from unskew.core.wrapper import Wrapper
+from unskew.runs import building, engine
+from unskew.runs.config import from_table, override
 from unskew.terms.prox import Prox
 
 
@@ -128,8 +129,8 @@ class TwoLoops(Method):
             names = tuple(name for name in c.trainable if name.startswith(prefix))
             return lambda c, p, batch: c.grad(lambda q: self.loss(c, q, batch), p, names)
 
-        params = local.sgd(c, params, part("head."), epochs=1, purpose="head")
-        return local.sgd(c, params, part("body."))
+        params = local_loop.sgd(c, params, part("head."), epochs=1, purpose="head")
+        return local_loop.sgd(c, params, part("body."))
 
 
 @methods.register("test_draws")
@@ -199,8 +200,8 @@ def test_two_phase_bytes_count_the_extra_exchange_once():
 
 def test_a_personal_head_stays_with_the_client():
     result = play("test_personal_head", rounds=3, local={"lr": 0.2, "epochs": 3})
-    start = parts.make_task(
-        result.run, parts.prepare_data(result.run), parts.cut(result.run, parts.prepare_data(result.run))
+    start = building.make_task(
+        result.run, building.prepare_data(result.run), building.cut(result.run, building.prepare_data(result.run))
     )
     for name, value in result.server["model"].items():
         assert torch.equal(value, start.initial["model"][name]) == name.startswith("head."), name

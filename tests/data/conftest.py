@@ -1,6 +1,6 @@
 import pytest
 
-from unskew.errors import InputError
+from unskew.base.errors import InputError
 
 
 @pytest.fixture(autouse=True)

@@ -5,8 +5,9 @@ import time
 
 import pytest
 
-from unskew.data.download import TransferError, fetch
-from unskew.data.files import Finder, Needed, cache_dir
+from unskew.base.cache import cache_dir
+from unskew.data.files.download import TransferError, fetch
+from unskew.data.files.finder import Finder, Needed
 
 CONTENT = bytes(range(256)) * 5000
 MD5 = "md5:" + hashlib.md5(CONTENT).hexdigest()
@@ -80,7 +81,7 @@ def test_resumes_by_itself_after_a_cut(server, tmp_path):
 
 
 def test_resumes_after_a_stall(server, tmp_path, monkeypatch):
-    monkeypatch.setattr("unskew.data.download.CONNECT_SECONDS", 0.3)
+    monkeypatch.setattr("unskew.data.files.download.CONNECT_SECONDS", 0.3)
     server.cuts, server.stall = [5000], 1.0
     fetch(f"{server.url}/a", tmp_path / "a", MD5)
     assert (tmp_path / "a").read_bytes() == CONTENT

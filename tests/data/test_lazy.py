@@ -11,15 +11,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unskew import engine
-from unskew.config import from_table
-from unskew.data import load
+from unskew.base.errors import InputError
 from unskew.data.dataset import Dataset, Samples
-from unskew.data.lazy import LazyPartition, LazySplit, load_partition
-from unskew.data.partition import Partition
-from unskew.data.skew import CHOSEN_CLIENTS, chosen_clients, describe, label_counts
-from unskew.data.splits import splits
-from unskew.errors import InputError
+from unskew.data.partition.lazy import LazyPartition, LazySplit, load_partition
+from unskew.data.partition.listed import ListedPartition
+from unskew.data.partition.skew import CHOSEN_CLIENTS, chosen_clients, describe, label_counts
+from unskew.data.partition.splits import splits
+from unskew.data.sources import load
+from unskew.runs import engine
+from unskew.runs.config import from_table
 
 MILLION = 1_000_000
 GOLDEN_PLAIN = [[1335, 760, 868, 392, 688, 360], [137, 98, 88, 388, 1297, 650]]
@@ -156,7 +156,7 @@ def test_clients_and_seeds_differ(digits):
 
 def test_other_processes_see_the_same_clients(digits):
     script = (
-        "from unskew.data import load; from unskew.data.splits import splits\n"
+        "from unskew.data.sources import load; from unskew.registries import splits\n"
         "partition = splits.build('virtual(alpha=0.3)').cut(load('digits'), 10**6, 9)\n"
         "print([partition[client].tolist() for client in (999999, 4, 123456)], partition.hash)"
     )
@@ -224,7 +224,7 @@ def test_listed_partitions_load_the_same_way(digits, tmp_path):
     made = splits.build("dirichlet:0.5").cut(digits, 5, 0)
     made.save(tmp_path / "split.json")
     again = load_partition(tmp_path / "split.json", digits)
-    assert isinstance(again, Partition) and again.hash == made.hash
+    assert isinstance(again, ListedPartition) and again.hash == made.hash
 
 
 @pytest.mark.parametrize(
@@ -279,7 +279,7 @@ def test_other_data_are_told_apart(digits, tmp_path):
 
 
 def test_a_split_of_ones_own_can_be_lazy(digits, tmp_path):
-    from unskew.data.lazy import Dealer
+    from unskew.data.partition.lazy import Dealer
 
     class OneEach(Dealer):
         def hold(self, client):
@@ -325,7 +325,7 @@ def test_figures_are_over_a_fixed_choice_of_very_many_clients(digits):
 
 def test_figures_of_few_computed_clients_are_those_of_listed_ones(digits):
     labels, computed = digits.train.y.numpy(), splits.build("ranges").cut(digits, 50, 0)
-    listed = Partition.from_lists(list(computed), len(labels))
+    listed = ListedPartition.from_lists(list(computed), len(labels))
     assert describe(computed, labels, 10) == describe(listed, labels, 10)
     assert label_counts(computed, labels, 10).tolist() == label_counts(listed, labels, 10).tolist()
 

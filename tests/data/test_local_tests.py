@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from unskew.base.errors import InputError
 from unskew.data.local_tests import holdout, proportional
-from unskew.errors import InputError
 
 TEST_LABELS = np.tile(np.arange(4), 300)
 

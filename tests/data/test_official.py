@@ -14,10 +14,12 @@ import scipy.io
 import torch
 from PIL import Image
 
-from unskew.data import Finder, load, sources
-from unskew.data.cifar import HUNDRED, TEN, TWENTY
-from unskew.data.folders import DOMAIN_CLASSES, DOMAINS
-from unskew.data.idx import FashionMnist, Mnist
+from unskew.data.files.finder import Finder
+from unskew.data.sources import load
+from unskew.data.sources.base import sources
+from unskew.data.sources.cifar import HUNDRED, TEN, TWENTY
+from unskew.data.sources.image_sets import DOMAIN_CLASSES, DOMAINS
+from unskew.data.sources.mnist import FashionMnist, Mnist
 
 RNG = np.random.default_rng(0)
 

@@ -5,9 +5,10 @@ import pytest
 import torch
 from PIL import Image
 
-from unskew.data import Dataset, Samples, load
-from unskew.data.arrays import stratified
-from unskew.data.decoded import cached
+from unskew.data.dataset import Dataset, Samples
+from unskew.data.files.arrays import stratified
+from unskew.data.files.decoded_cache import cached
+from unskew.data.sources import load
 
 RNG = np.random.default_rng(0)
 
@@ -159,7 +160,7 @@ def test_python(tmp_path, refused, monkeypatch):
     file = tmp_path / "mine.py"
     file.write_text(
         "import numpy as np, torch\n"
-        "from unskew.data import Dataset, Samples\n"
+        "from unskew import Dataset, Samples\n"
         "def four():\n    x, y = np.zeros((6, 4)), np.arange(6) % 3\n    return x, y, x[:3], y[:3]\n"
         "def tensors():\n    return [torch.as_tensor(a) for a in four()]\n"
         "def whole():\n    s = Samples(torch.zeros(2, 4), torch.tensor([0, 1]))\n"

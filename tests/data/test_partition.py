@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unskew.data import partition as module
-from unskew.data.partition import Partition
-from unskew.errors import InputError
+from unskew.base.errors import InputError
+from unskew.data.partition import listed as module
+from unskew.data.partition.listed import ListedPartition
 
 
 @pytest.fixture
 def partition():
     origin = {"split": {"name": "dirichlet", "alpha": 0.1}, "seed": 3, "data": "abc"}
-    return Partition.from_lists([[4, 0], [], [1, 3, 2]], samples=6, **origin)
+    return ListedPartition.from_lists([[4, 0], [], [1, 3, 2]], samples=6, **origin)
 
 
 def edited(partition, path, **changes):
@@ -45,8 +45,8 @@ def test_arrays_cannot_be_changed(partition):
 
 def test_hash_knows_order_and_borders():
     different = [[[0, 1], [2]], [[1, 0], [2]], [[0], [1, 2]], [[0, 1, 2]]]
-    assert len({Partition.from_lists(lists, 4).hash for lists in different}) == 4
-    assert Partition.from_lists([[0, 1], [2]], 4).hash == Partition.from_lists([[0, 1], [2]], 9).hash
+    assert len({ListedPartition.from_lists(lists, 4).hash for lists in different}) == 4
+    assert ListedPartition.from_lists([[0, 1], [2]], 4).hash == ListedPartition.from_lists([[0, 1], [2]], 9).hash
 
 
 @pytest.mark.parametrize(
@@ -60,18 +60,18 @@ def test_hash_knows_order_and_borders():
 )
 def test_impossible_partitions_are_refused(lists, message):
     with pytest.raises(InputError, match=message):
-        Partition.from_lists(lists, samples=6)
+        ListedPartition.from_lists(lists, samples=6)
 
 
 def test_offsets_must_fit():
     with pytest.raises(InputError, match="offsets must rise from 0 to 2"):
-        Partition(np.array([0, 1]), np.array([0, 2, 1, 2]), 2)
+        ListedPartition(np.array([0, 1]), np.array([0, 2, 1, 2]), 2)
 
 
 def test_round_trip(partition, tmp_path):
     path = tmp_path / "split.json"
     partition.save(path)
-    loaded = Partition.load(path)
+    loaded = ListedPartition.load(path)
     assert loaded.hash == partition.hash
     assert [part.tolist() for part in loaded] == [part.tolist() for part in partition]
     for name in ("samples", "split", "seed", "data"):
@@ -85,7 +85,7 @@ def test_save_never_replaces_something_else(partition, tmp_path):
     partition.save(path)
     before = path.read_bytes()
     with pytest.raises(InputError, match="holds something else"):
-        Partition.from_lists([[0]], samples=6).save(path)
+        ListedPartition.from_lists([[0]], samples=6).save(path)
     assert path.read_bytes() == before
     with pytest.raises(InputError, match="holds something else"):
         partition.save(tmp_path)
@@ -116,7 +116,7 @@ def test_save_where_nothing_can_be_written(partition, tmp_path):
 def test_damaged_files_are_refused_in_one_line(partition, tmp_path, changes, message):
     path = edited(partition, tmp_path / "split.json", **changes)
     with pytest.raises(InputError, match=message) as caught:
-        Partition.load(path)
+        ListedPartition.load(path)
     assert "\n" not in str(caught.value)
     assert "split.json" in str(caught.value)
 
@@ -126,25 +126,25 @@ def test_files_that_are_no_partition(tmp_path, content):
     path = tmp_path / "split.json"
     path.write_bytes(content)
     with pytest.raises(InputError, match=r"split\.json"):
-        Partition.load(path)
+        ListedPartition.load(path)
 
 
 @settings(deadline=None)
 @given(cut=st.floats(0, 0.999))
 def test_every_cut_off_file_is_refused(tmp_path_factory, cut):
     path = tmp_path_factory.mktemp("cut") / "split.json"
-    Partition.from_lists([[2, 0], [1]], samples=3).save(path)
+    ListedPartition.from_lists([[2, 0], [1]], samples=3).save(path)
     text = path.read_text().rstrip()
     path.write_text(text[: int(cut * len(text))])
     with pytest.raises(InputError):
-        Partition.load(path)
+        ListedPartition.load(path)
 
 
 @settings(deadline=None)
 @given(owners=st.lists(st.integers(0, 9), max_size=60), block=st.integers(1, 5), piece=st.integers(0, 30))
 def test_files_are_written_and_read_in_parts_that_change_nothing(tmp_path_factory, owners, block, piece):
     lists = [np.flatnonzero(np.array(owners) == client).tolist() for client in range(10)]
-    made = Partition.from_lists(lists, len(owners), split={"name": "odd", "text": '"clients": [[1]]}'})
+    made = ListedPartition.from_lists(lists, len(owners), split={"name": "odd", "text": '"clients": [[1]]}'})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "BLOCK", block)
         patch.setattr(module, "_PIECE", piece)
@@ -152,7 +152,7 @@ def test_files_are_written_and_read_in_parts_that_change_nothing(tmp_path_factor
         document = json.loads(text)
         assert document["clients"] == lists and text == json.dumps(document) + "\n"
         for form in (text, json.dumps(document, indent=1), json.dumps(document, sort_keys=True)):
-            again = Partition.from_text("split.json", form)
+            again = ListedPartition.from_text("split.json", form)
             assert again.hash == made.hash and again.split == made.split
             assert [part.tolist() for part in again] == lists
 
@@ -165,7 +165,7 @@ def test_some_clients(partition):
 
 def test_missing_file(tmp_path):
     with pytest.raises(InputError, match="cannot read partition"):
-        Partition.load(tmp_path / "none.json")
+        ListedPartition.load(tmp_path / "none.json")
 
 
 def test_csv(partition, tmp_path):
@@ -177,11 +177,11 @@ def test_csv(partition, tmp_path):
 
 def test_a_hundred_thousand_clients_are_saved_and_loaded_in_little_memory(tmp_path):
     samples, clients = 300_000, 100_000
-    partition = Partition(np.random.default_rng(0).permutation(samples), np.arange(0, samples + 1, 3), samples)
+    partition = ListedPartition(np.random.default_rng(0).permutation(samples), np.arange(0, samples + 1, 3), samples)
     tracemalloc.start()
     try:
         partition.save(tmp_path / "split.json")
-        loaded = Partition.load(tmp_path / "split.json")
+        loaded = ListedPartition.load(tmp_path / "split.json")
         most = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from unskew.data import load
-from unskew.errors import InputError
+from unskew.base.errors import InputError
+from unskew.data.sources import load
 
 pytestmark = pytest.mark.skipif(not os.environ.get("UNSKEW_DATA"), reason="UNSKEW_DATA names no folder of real data")
 

@@ -5,26 +5,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unskew.data import skew
-from unskew.data.partition import Partition
-from unskew.data.skew import describe, gini, label_counts
-from unskew.errors import InputError
+from unskew.base.errors import InputError
+from unskew.data.partition import skew
+from unskew.data.partition.listed import ListedPartition
+from unskew.data.partition.skew import describe, gini, label_counts
 from unskew.report.split_plot import plot_split, thinned
 
 
 def test_counts():
-    partition = Partition.from_lists([[0, 1], [], [2, 4, 3]], samples=6)
+    partition = ListedPartition.from_lists([[0, 1], [], [2, 4, 3]], samples=6)
     assert label_counts(partition, [0, 0, 1, 2, 1, 0], 4).tolist() == [[2, 0, 0, 0], [0, 0, 0, 0], [0, 2, 1, 0]]
 
 
 def test_no_skew_at_all():
-    summary = describe(Partition.from_lists([[0, 1], [2, 3]], 4), [0, 1, 0, 1], 2)
+    summary = describe(ListedPartition.from_lists([[0, 1], [2, 3]], 4), [0, 1, 0, 1], 2)
     assert summary.size_gini == summary.kl.max == summary.jensen_shannon.max == summary.total_variation.max == 0
     assert summary.effective_classes.mean == pytest.approx(2)
 
 
 def test_one_class_per_client():
-    summary = describe(Partition.from_lists([[0, 2], [1, 3], []], 4), [0, 1, 0, 1], 2)
+    summary = describe(ListedPartition.from_lists([[0, 2], [1, 3], []], 4), [0, 1, 0, 1], 2)
     assert summary.empty_clients == 1
     assert summary.classes.max == 1
     assert summary.effective_classes.mean == pytest.approx(1)
@@ -43,7 +43,7 @@ def test_gini():
 @given(owners=st.lists(st.integers(0, 6), min_size=1, max_size=80), seed=st.integers(0, 1000))
 def test_bounds_and_blocks(owners, seed):
     labels = np.random.default_rng(seed).integers(0, 5, len(owners))
-    partition = Partition.from_lists([np.flatnonzero(np.array(owners) == k) for k in range(7)], len(owners))
+    partition = ListedPartition.from_lists([np.flatnonzero(np.array(owners) == k) for k in range(7)], len(owners))
     whole = describe(partition, labels, 5)
     assert 0 <= whole.size_gini < 1
     assert -1e-12 <= whole.jensen_shannon.min <= whole.jensen_shannon.max <= 1
@@ -57,7 +57,7 @@ def test_bounds_and_blocks(owners, seed):
 
 def test_very_many_clients_are_summarised_only():
     clients = 20_000
-    partition = Partition(np.arange(2 * clients), np.arange(0, 2 * clients + 1, 2), 2 * clients)
+    partition = ListedPartition(np.arange(2 * clients), np.arange(0, 2 * clients + 1, 2), 2 * clients)
     labels = np.arange(2 * clients) % 3
     assert describe(partition, labels, 3).classes.mean == 2
     with pytest.raises(InputError, match="use describe"):
@@ -65,13 +65,13 @@ def test_very_many_clients_are_summarised_only():
 
 
 def test_summary_is_plain():
-    summary = describe(Partition.from_lists([[0], [1, 2]], 3), [0, 1, 1], 2)
+    summary = describe(ListedPartition.from_lists([[0], [1, 2]], 3), [0, 1, 1], 2)
     assert json.loads(json.dumps(summary.to_dict()))["sizes"]["max"] == 2
 
 
 def test_nothing_to_describe():
     with pytest.raises(InputError, match="hold no samples"):
-        describe(Partition.from_lists([[]], 3), [0, 1, 1], 2)
+        describe(ListedPartition.from_lists([[]], 3), [0, 1, 1], 2)
 
 
 @pytest.mark.parametrize(("clients", "classes"), [(1, 1), (5, 10), (100, 10), (450, 300)])

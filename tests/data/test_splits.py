@@ -8,10 +8,10 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from unskew.core.registry import to_table
+from unskew.base.errors import InputError
+from unskew.base.registry import to_table
 from unskew.data.dataset import Dataset, Samples
-from unskew.data.splits import splits
-from unskew.errors import InputError
+from unskew.data.partition.splits import splits
 
 GOLDEN = Path(os.environ.get("UNSKEW_GOLDEN", Path(__file__).parents[1] / "golden"))
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from unskew.executors.arena import Arena, mapped
+from unskew.executors.pool.shared_memory import Arena, mapped
 
 GROUPS = {
     "a": {

@@ -12,12 +12,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from unskew import engine
-from unskew.config import from_table
-from unskew.core import wire
+from unskew.base import storage
+from unskew.base.errors import ClientError
 from unskew.core.method import Method
-from unskew.errors import ClientError
-from unskew.results import RunFolder
+from unskew.runs import engine
+from unskew.runs.config import from_table
+from unskew.runs.folder import RunFolder
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs prctl and /proc")
 DEATH = r"worker \d \(process \d+\) died with signal SIGKILL \(out of memory\?\)"
@@ -75,7 +75,7 @@ def whole():
 
 
 def bits(result):
-    return wire.encode(result.server), [{**row, "seconds": 0} for row in result.rounds]
+    return storage.encode(result.server), [{**row, "seconds": 0} for row in result.rounds]
 
 
 def test_a_dead_worker_names_worker_client_and_round(tmp_path):
@@ -223,7 +223,7 @@ class Command:
 
 def goes_on_to(folder, result):
     """The interrupted run, resumed, ends with the bits of this uninterrupted one."""
-    assert wire.encode(engine.resume(folder).server) == wire.encode(result.server)
+    assert storage.encode(engine.resume(folder).server) == storage.encode(result.server)
 
 
 def test_on_the_command_line_a_dead_worker_is_one_line_and_the_run_can_go_on(tmp_path, monkeypatch):

@@ -12,16 +12,16 @@ import psutil
 import pytest
 import torch
 
-from unskew import engine, parts
-from unskew.config import from_table
-from unskew.core import process, tree
+from unskew.base import process, tree
+from unskew.base.errors import ClientError, InputError
 from unskew.core.jobs import Job, Reply
 from unskew.core.method import Method, methods
-from unskew.errors import ClientError, InputError
-from unskew.executors.pool import Pool
+from unskew.executors.pool.executor import Pool
+from unskew.executors.pool.worker import Worker
 from unskew.executors.serial import Serial
-from unskew.executors.worker import Worker
-from unskew.metrics.evaluate import score_global
+from unskew.runs import building, engine
+from unskew.runs.config import from_table
+from unskew.runs.evaluation import score_global
 
 
 def play(method, **options):
@@ -31,9 +31,9 @@ def play(method, **options):
 
 def task_of(**table):
     run = from_table({"clients": 20, "split": "iid", "model": "mlp", **table})
-    data = parts.prepare_data(run)
+    data = building.prepare_data(run)
     run = run.resolved(data)
-    return parts.make_task(run, data, parts.cut(run, data))
+    return building.make_task(run, data, building.cut(run, data))
 
 
 class Fails(Method):
@@ -109,8 +109,8 @@ def test_jobs_are_made_with_their_sizes():
 
             return super().run(watched())
 
-    from unskew.core.rounds import rounds
-    from unskew.core.store import StateStore
+    from unskew.core.round_loop import rounds
+    from unskew.runs.client_store import StateStore
 
     server = task.method.init(task.server_context(0))
     list(rounds(task, Watching(task), StateStore(Path()), server, 1, 1))
@@ -211,7 +211,7 @@ def test_evaluation_in_parts_loses_no_sample_and_every_worker_takes_part(batch, 
 def test_there_are_workers_for_the_parts_of_the_test_set(batch, workers):
     table = {"clients": 4, "sample": 0.25, "evaluation": {"batch": batch}}
     run = from_table({**table, "execution": {"executor": "pool", "workers": 3}})
-    assert parts._workers(run, task_of(**table)) == workers
+    assert building._workers(run, task_of(**table)) == workers
 
 
 def test_methods_registry_is_untouched():

@@ -7,13 +7,13 @@ import torch
 from torch import nn
 
 from support import STACKED_TOLERANCE, gap, initial_model
-from unskew import engine
-from unskew.config import from_table
+from unskew.base.errors import ClientError
 from unskew.core.method import Method, methods
 from unskew.data.dataset import Dataset, Samples
-from unskew.errors import ClientError
-from unskew.executors.compiled import CompiledLanes
-from unskew.models.own import Given
+from unskew.executors.compiled.steps import CompiledLanes
+from unskew.models.user_module import GivenModule
+from unskew.runs import engine
+from unskew.runs.config import from_table
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch's compiler needs g++")
 
@@ -105,7 +105,7 @@ def test_in_double_precision_nothing_but_the_last_digits_differs(method, buffers
         nn.Flatten(),
         nn.Linear(72, 16),
     ]
-    model = Given.of(nn.Sequential(*body, nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 4)).double(), "9")
+    model = GivenModule.of(nn.Sequential(*body, nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 4)).double(), "9")
     serial, stacked = assert_alike(method=method, model=model, rounds=4, local={**LOCAL, "buffers": buffers})
     assert gap(stacked, serial, initial_model(serial.run, DATA)) < 1e-9
 
@@ -133,7 +133,7 @@ def with_dropout():
 
 
 def test_dropout_draws_each_clients_own_stream(caplog):
-    assert_alike(model=Given.of(with_dropout(), "7"))
+    assert_alike(model=GivenModule.of(with_dropout(), "7"))
     assert "one by one" not in caplog.text
 
 
@@ -261,9 +261,9 @@ class KeepsTensor(Method):
         def gradient(c, p, batch):
             return c.grad(lambda q: self.loss(c, q, batch) + batch.mean(c.forward(q, batch.x).logits @ own), p)
 
-        from unskew.core import local
+        from unskew.core import local_loop
 
-        return local.sgd(c, params, gradient)
+        return local_loop.sgd(c, params, gradient)
 
 
 @methods.register("test_round_in_loss")
@@ -298,5 +298,5 @@ def test_what_cannot_be_compiled_runs_uncompiled_and_says_so(method, caplog):
 
 @needs_compiler
 def test_dropout_is_not_compiled(caplog):
-    assert_alike(model=Given.of(with_dropout(), "7"), execution=COMPILED)
+    assert_alike(model=GivenModule.of(with_dropout(), "7"), execution=COMPILED)
     assert "the local step is not compiled" in caplog.text

@@ -13,20 +13,22 @@ from torch import nn
 import unskew
 from awkward import DATA, config, play
 from support import FixedData, FixedFederation, assert_tree, golden, golden_names, memory_store, tiny_mlp, to_tree
-from unskew import parts
-from unskew.core import condense, sliced, soft, tree
-from unskew.core.context import LocalSettings
+from unskew.base import tree
+from unskew.base.batch import Batch, Output
+from unskew.base.errors import InputError
+from unskew.base.settings import LocalSettings
 from unskew.core.jobs import Job, Reply
 from unskew.core.method import methods
 from unskew.core.net import Net
-from unskew.core.rounds import rounds
+from unskew.core.round_loop import rounds
 from unskew.core.task import Task
-from unskew.data.local import Batch
-from unskew.errors import InputError
 from unskew.executors.serial import Serial
+from unskew.methods import condense, sliced, soft
 from unskew.methods.fedaf import FedAF
 from unskew.methods.feddm import FedDM
-from unskew.models import Output, build, count_parameters
+from unskew.models.base import build
+from unskew.models.sizes import count_parameters
+from unskew.runs import building
 
 LOSSES = pytest.mark.parametrize("name", golden_names("fedaf_losses*"))
 QUICK = {"steps": 3, "server_epochs": 2, "ipc": 2}
@@ -45,7 +47,7 @@ class GivenData(FixedData):
 def small_task(text):
     """A task on the awkward clients."""
     run = config(text)
-    return parts.make_task(run.resolved(DATA), DATA, parts.cut(run, DATA))
+    return building.make_task(run.resolved(DATA), DATA, building.cut(run, DATA))
 
 
 def first_message(task, client=0):

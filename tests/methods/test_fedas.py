@@ -11,20 +11,21 @@ from torch import nn
 
 from awkward import DATA, config, play
 from support import FixedData, FixedFederation, PlannedTask, golden, golden_names, initial_model
-from unskew import engine, parts
-from unskew.core import tree
-from unskew.core.context import LocalSettings
-from unskew.core.fisher import buffers_by_trace, mean_by_trace, shares, trace
+from unskew.base import tree
+from unskew.base.batch import Batch
+from unskew.base.errors import InputError
+from unskew.base.settings import LocalSettings
 from unskew.core.jobs import Job, Reply
 from unskew.core.method import methods
 from unskew.core.net import Net
 from unskew.core.wrapper import Wrapper
+from unskew.data.batches import LocalData, Pipeline
 from unskew.data.dataset import Samples
-from unskew.data.local import Batch, LocalData, Pipeline
 from unskew.data.transforms import transforms
-from unskew.errors import InputError
-from unskew.methods.fedas import FedAS
+from unskew.methods.fedas.fisher import buffers_by_trace, mean_by_trace, shares, trace
+from unskew.methods.fedas.method import FedAS
 from unskew.models.base import Model
+from unskew.runs import building, engine
 
 # ------------------------------------------------------------------------------------------- golden files
 
@@ -343,7 +344,7 @@ def test_rows_tell_traces_and_shares(tmp_path):
 
 def test_alignment_leaves_running_statistics_alone_and_happens_at_the_first_visit():
     run = config("fedas").resolved(DATA)
-    task = parts.make_task(run, DATA, parts.cut(run, DATA))
+    task = building.make_task(run, DATA, building.cut(run, DATA))
     message = task.method.download(task.server_context(1), task.method.init(task.server_context(0)), 0)
     c = task.visit(Job("train", 1, 0, message), task.federation.train(0))
     before = tree.copy(c.buffers)
@@ -356,7 +357,7 @@ def test_alignment_leaves_running_statistics_alone_and_happens_at_the_first_visi
 @pytest.mark.parametrize("spec", ["fedper(evaluate=own)", "fedas"])
 def test_own_evaluation_takes_the_last_whole_model_and_before_any_visit_the_received_one(spec):
     run = config(spec).resolved(DATA)
-    task = parts.make_task(run, DATA, parts.cut(run, DATA))
+    task = building.make_task(run, DATA, building.cut(run, DATA))
     method = task.method
     server = method.init(task.server_context(0))
     reply = task.work(Job("train", 1, 0, method.download(task.server_context(1), server, 0)))
@@ -379,7 +380,7 @@ def test_own_evaluation_takes_the_last_whole_model_and_before_any_visit_the_rece
 
 def test_channels_travel_as_slices_and_the_rest_stays():
     run = config("fedas(division=channels(share=0.25, grow=2))", rounds=3).resolved(DATA)
-    task = parts.make_task(run, DATA, parts.cut(run, DATA))
+    task = building.make_task(run, DATA, building.cut(run, DATA))
     method = task.method
     server = method.init(task.server_context(0))
     for round_, share in ((1, 0.125), (2, 0.25), (3, 0.25)):
@@ -395,7 +396,7 @@ def test_channels_travel_as_slices_and_the_rest_stays():
 
 def test_alignment_of_channels_moves_received_rows_only():
     run = config("fedas(division=channels(share=0.5))").resolved(DATA)
-    task = parts.make_task(run, DATA, parts.cut(run, DATA))
+    task = building.make_task(run, DATA, building.cut(run, DATA))
     message = task.method.download(task.server_context(1), task.method.init(task.server_context(0)), 0)
     c = task.visit(Job("train", 1, 0, message), task.federation.train(0))
     start = task.method.start(c)

@@ -7,21 +7,21 @@ import torch
 
 from awkward import DATA, play
 from support import golden, golden_names, initial_model
-from unskew import parts
-from unskew.core import correlation, prototypes
+from unskew.base.batch import Batch, Output
+from unskew.base.errors import InputError
+from unskew.base.registry import default_of
 from unskew.core.context import Diagnostics
 from unskew.core.jobs import Reply
 from unskew.core.net import Net
 from unskew.core.reducers import total
-from unskew.core.registry import default_of
-from unskew.data.local import Batch
-from unskew.errors import InputError
 from unskew.methods.fedblade import FedBlade
 from unskew.methods.fedetf import FedETF
-from unskew.models import architectures, build, count_parameters
-from unskew.models.base import Model, Output
+from unskew.models.base import Model, architectures, build
 from unskew.models.etf import ETFHead, head_inputs, simplex
-from unskew.terms.alignment import FeatureAlignment, ProjectorAlignment
+from unskew.models.sizes import count_parameters
+from unskew.runs import building
+from unskew.terms import correlation, prototypes
+from unskew.terms.bilateral_alignment import FeatureAlignment, ProjectorAlignment
 from unskew.terms.feddecorr import Decorrelate
 from unskew.terms.lddecorr import LDDecorr
 
@@ -139,7 +139,7 @@ def test_heads_that_cannot_be():
 @pytest.mark.parametrize("scale", [2.0, -2.0, 0.0])
 def test_prediction_is_by_the_cosines_whatever_the_scale(scale):
     run = play("fedetf", rounds=1).run
-    task = parts.make_task(run, DATA, parts.cut(run, DATA))
+    task = building.make_task(run, DATA, building.cut(run, DATA))
     params = {**task.initial["model"], "head.scale": torch.tensor(scale)}
     c = task.server_context(1)
     x = torch.rand(6, *DATA.shape)
@@ -379,7 +379,7 @@ def test_without_prototypes_the_first_round_has_no_alignment():
 def test_prototypes_are_mean_features_of_the_trained_local_models():
     # lr tiny: every local model is the initial one, so that the means over clients are those over all samples
     result = play("fedblade(decorrelation=none)", rounds=1, model="mlp", local={"batch": 8, "lr": 1e-30})
-    task = parts.make_task(result.run, DATA, parts.cut(result.run, DATA))
+    task = building.make_task(result.run, DATA, building.cut(result.run, DATA))
     x = task.federation.common("test", 0, 60)  # the same samples as the training set
     (batch,) = x.passes(60)
     features = task.server_context(1).features(initial_model(result.run, DATA), batch.x, "eval")

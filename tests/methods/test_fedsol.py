@@ -19,18 +19,19 @@ from support import (
     rename,
     to_tree,
 )
-from unskew import parts
-from unskew.core import perturb, tree
-from unskew.core.context import LocalSettings
+from unskew.base import tree
+from unskew.base.batch import Batch
+from unskew.base.errors import InputError
+from unskew.base.registry import validated
+from unskew.base.settings import LocalSettings
 from unskew.core.jobs import Job
 from unskew.core.method import Method, methods
 from unskew.core.net import Net
-from unskew.core.registry import validated
-from unskew.data.local import Batch
-from unskew.errors import InputError
 from unskew.methods.fedprox import FedProx
-from unskew.methods.fedsol import FedSOL
+from unskew.methods.fedsol import perturb
+from unskew.methods.fedsol.method import FedSOL
 from unskew.models.base import Model
+from unskew.runs import building
 from unskew.terms.kl import KL
 from unskew.terms.l2 import L2
 
@@ -294,7 +295,7 @@ SPECS = ["fedsol(scaling=fixed)", "fedsol(scaling=fixed, where=all)", "fedsol(sc
 def test_batchnorm_is_updated_once_a_step_and_at_the_unmoved_weights(spec):
     def buffers_after_one_step(spec):
         run = config(spec).resolved(DATA)
-        task = parts.make_task(run, DATA, parts.cut(run, DATA))
+        task = building.make_task(run, DATA, building.cut(run, DATA))
         message = task.method.download(task.server_context(1, (0,)), task.method.init(task.server_context(0)), 0)
         c = task.visit(Job("train", 1, 0, message), task.federation.train(0))
         away = {name: value + 0.1 * torch.sin(torch.arange(value.numel()) * 1.0).view_as(value)
@@ -358,7 +359,7 @@ def test_fine_tuning_for_no_epoch_is_the_inner_method():
 
 def test_a_tuned_model_is_the_received_one_after_plain_sgd():
     run = config("finetuned(fedprox(mu=10.0))", local={"batch": 8, "lr": 0.1, "shuffle": False, "momentum": 0.5})
-    task = parts.make_task(run.resolved(DATA), DATA, parts.cut(run, DATA))
+    task = building.make_task(run.resolved(DATA), DATA, building.cut(run, DATA))
     message = {**task.initial}
     for client in range(task.num_clients):
         data = task.federation.train(client)

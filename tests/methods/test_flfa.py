@@ -12,21 +12,21 @@ from torch import nn
 
 from awkward import DATA, config, play
 from support import FixedData, FixedFederation, PlannedTask, Recording, golden, golden_names, memory_store
-from unskew import engine
-from unskew.core import feedback as fb
-from unskew.core import tree
-from unskew.core.context import LocalSettings
+from unskew.base import tree
+from unskew.base.errors import InputError
+from unskew.base.settings import LocalSettings
 from unskew.core.jobs import Job, Reply
 from unskew.core.method import Method, methods
 from unskew.core.net import Names, Net
 from unskew.core.reducers import concat
-from unskew.core.rounds import rounds
-from unskew.core.similarity import similarity, skewness
+from unskew.core.round_loop import rounds
 from unskew.data.dataset import Samples
-from unskew.errors import InputError
-from unskew.executors.lanes import Lanes
-from unskew.methods.flfa import FLFA
+from unskew.executors.stacked.lanes import Lanes
+from unskew.methods.flfa import feedback as fb
+from unskew.methods.flfa.method import FLFA
+from unskew.methods.flfa.selection import similarity, skewness
 from unskew.models.base import Model
+from unskew.runs import engine
 
 # ------------------------------------------------------------------------------------------- golden files
 
@@ -183,7 +183,9 @@ def test_direct_feedback(name, monkeypatch):
     given = Given(file)
     start = given.tree(file.inputs["params_global"])
     drawn = {given.names[layer]: double(file.inputs.get(f"R_{layer}", [])) for layer in given.layers}
-    monkeypatch.setattr("unskew.methods.flfa.random_projection", lambda seed, layer, classes, outputs: drawn[layer])
+    monkeypatch.setattr(
+        "unskew.methods.flfa.method.random_projection", lambda seed, layer, classes, outputs: drawn[layer]
+    )
     for case, expected in file.expected.items():
         if case == "error_output":
             continue

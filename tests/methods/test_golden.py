@@ -14,10 +14,10 @@ from support import (
     rename,
     to_tree,
 )
-from unskew.core import tree
+from unskew.base import tree
 from unskew.core.jobs import Job, Reply
 from unskew.core.reducers import buffers, mean
-from unskew.core.rounds import rounds
+from unskew.core.round_loop import rounds
 from unskew.methods.fedavg import FedAvg
 from unskew.methods.fedprox import FedProx
 from unskew.methods.scaffold import Scaffold

@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch.func import functional_call, grad, stack_module_state, vmap
 
-from unskew.core.registry import to_table
-from unskew.errors import InputError
-from unskew.models import Model, Output, architectures, build, count_parameters, describe
-from unskew.models.base import Architecture
+from unskew.base.batch import Output
+from unskew.base.errors import InputError
+from unskew.base.registry import to_table
+from unskew.models.base import Architecture, Model, architectures, build
+from unskew.models.sizes import count_parameters, describe
 
 RGB32, GREY28, RGB28, RGB64, GREY8 = (3, 32, 32), (1, 28, 28), (3, 28, 28), (3, 64, 64), (1, 8, 8)
 

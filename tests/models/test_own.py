@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from unskew.errors import InputError
-from unskew.models import Model, architectures, build, split_head
-from unskew.plugins import call_object, load_object, load_plugin
+from unskew.base.errors import InputError
+from unskew.base.plugins import call_object, load_object, load_plugin
+from unskew.models.base import Model, architectures, build
+from unskew.models.user_module import split_head
 
 NET = """
 from torch import nn

@@ -6,10 +6,10 @@ import logging
 import pytest
 import torch
 
-from unskew import calibration, engine
-from unskew.config import from_table, read_file
+from unskew.base.errors import ClientError
 from unskew.core.method import Method, methods
-from unskew.errors import ClientError
+from unskew.runs import calibration, engine
+from unskew.runs.config import from_table, read_file
 
 TABLE = {"clients": 6, "split": "iid", "rounds": 2, "model": "cnn8", "execution": {"executor": "auto"}}
 

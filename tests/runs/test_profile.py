@@ -2,10 +2,10 @@
 
 import pytest
 
-from unskew import engine
-from unskew.config import from_table
 from unskew.core import profile
 from unskew.core.profile import PARTS, Profile
+from unskew.runs import engine
+from unskew.runs.config import from_table
 
 
 def test_parts_inside_parts_are_charged_once(monkeypatch):

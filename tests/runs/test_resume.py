@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from unskew import engine, parts
-from unskew.config import from_table
-from unskew.core import checkpoint, wire
-from unskew.core.store import StateStore
+from unskew.base import storage
+from unskew.base.errors import ClientError, InputError
 from unskew.core.task import Task
-from unskew.errors import ClientError, InputError
-from unskew.results import RunFolder
+from unskew.runs import building, checkpoint, engine
+from unskew.runs.client_store import StateStore
+from unskew.runs.config import from_table
+from unskew.runs.folder import RunFolder
 
 TABLE = {
     "method": "scaffold", "clients": 8, "sample": 0.5, "rounds": 6, "split": "dirichlet:0.5",
@@ -115,7 +115,7 @@ def test_lost_rows_are_played_again(tmp_path, whole, caplog):
 
 def test_two_processes_cannot_work_on_one_run(tmp_path):
     path = interrupted(tmp_path / "run", 2)
-    script = "import sys, time; from pathlib import Path; from unskew.results import RunFolder\n"
+    script = "import sys, time; from pathlib import Path; from unskew.runs.folder import RunFolder\n"
     script += "with RunFolder(Path(sys.argv[1])).locked(): print('held', flush=True); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", script, str(path)], stdout=subprocess.PIPE) as other:
         assert other.stdout.readline() == b"held\n"
@@ -136,7 +136,7 @@ def test_only_two_checkpoints_and_their_states_are_kept(whole):
     kept = sorted(path.name[:12] for path in (whole / "checkpoint").glob("round-*"))
     assert kept == ["round-000005", "round-000006"]
     assert [path.name for path in (whole / "checkpoint" / "clients").iterdir()] == ["states-000001"]
-    run_hash = from_table(TABLE).resolved(parts.prepare_data(from_table(TABLE))).hash
+    run_hash = from_table(TABLE).resolved(building.prepare_data(from_table(TABLE))).hash
     for last in (5, 6):
         found = checkpoint.load_newest(whole / "checkpoint", run_hash, last)
         assert found.round == last and len(found.states) > 4
@@ -158,7 +158,7 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
 
 
 def test_a_checkpoint_of_another_version_is_refused(tmp_path):
-    wire.write_certified(tmp_path, "round-000003", wire.encode({}, {"run": "abc", "round": 3, "states": {}}))
+    storage.write_certified(tmp_path, "round-000003", storage.encode({}, {"run": "abc", "round": 3, "states": {}}))
     with pytest.raises(InputError, match="written by another version of unskew"):
         checkpoint.load_newest(tmp_path, "abc", 9)
 
@@ -193,7 +193,7 @@ def test_nothing_is_overwritten(tmp_path, whole):
 
 def test_folder_reads_back(whole):
     folder, run = RunFolder.open(whole)
-    wanted = from_table(TABLE).resolved(parts.prepare_data(run))
+    wanted = from_table(TABLE).resolved(building.prepare_data(run))
     assert replace(run, execution=wanted.execution) == wanted and folder.finished
     assert run.execution.memory_format != "auto"  # what was chosen by measuring is written down
     assert sorted(folder.rounds()) == list(range(7))

@@ -5,10 +5,10 @@ import json
 import pytest
 import torch
 
-from unskew import engine
-from unskew.config import from_table
-from unskew.errors import InputError
-from unskew.results import RunFolder
+from unskew.base.errors import InputError
+from unskew.runs import engine
+from unskew.runs.config import from_table
+from unskew.runs.folder import RunFolder
 
 TABLE = {
     "method": "scaffold", "clients": 1_000_000, "sample": 6e-6, "rounds": 4, "split": "virtual(alpha=0.3)",
@@ -69,6 +69,6 @@ def test_a_recipe_of_another_run_is_refused(tmp_path):
 
 def test_states_of_many_visitors_are_paged_and_change_nothing(tmp_path, monkeypatch):
     plain = engine.run(from_table(TABLE))
-    monkeypatch.setattr("unskew.core.store._OVERHEAD", 1 << 30)  # no state fits beside another
+    monkeypatch.setattr("unskew.runs.client_store._OVERHEAD", 1 << 30)  # no state fits beside another
     assert_equal(engine.run(from_table(TABLE)), plain)
     assert_equal(engine.run(from_table(TABLE), tmp_path / "run"), plain)

@@ -12,15 +12,15 @@ from typing import Annotated, Any
 import typer
 
 from unskew import __version__
+from unskew.base.errors import ClientError, InputError, one_line
+from unskew.base.process import keep_freed_memory
+from unskew.base.text import Table
 from unskew.cli import listing
 from unskew.cli.flags import to_run, with_run_flags
 from unskew.cli.progress import DownloadProgress, RoundProgress, errors, note
-from unskew.compare import Metric
-from unskew.config import load_plugins
-from unskew.core.process import keep_freed_memory
-from unskew.core.text import Table
-from unskew.errors import ClientError, InputError, one_line
 from unskew.report.tables import Format
+from unskew.runs.comparison import Metric
+from unskew.runs.config import load_plugins
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich",
@@ -49,13 +49,13 @@ def run(
 
     Example: unskew run --method "fedprox(mu=0.1)" --split dirichlet:0.1 --clients 20 --sample 0.25 --rounds 20
     """
-    from unskew import engine, parts
     from unskew.core.profile import Profile
-    from unskew.data import load
+    from unskew.data.sources import load
+    from unskew.runs import building, engine
 
     wanted = to_run(config)
     data = load(wanted.data, data_dir, DownloadProgress())
-    prepared = parts.prepare_data(wanted, data_dir, data)
+    prepared = building.prepare_data(wanted, data_dir, data)
     wanted = wanted.resolved(prepared)
     path = out or Path("runs") / wanted.title
     stopwatch = Profile() if profile else None
@@ -75,8 +75,8 @@ def resume(
     quiet: Quiet = False,
 ) -> None:
     """Goes on with an interrupted run, bit for bit, from its newest whole checkpoint."""
-    from unskew import engine
-    from unskew.results import RunFolder
+    from unskew.runs import engine
+    from unskew.runs.folder import RunFolder
 
     folder, config = RunFolder.open(path)
     if folder.finished:
@@ -108,7 +108,7 @@ def compare(
     quiet: Quiet = False,
 ) -> None:
     """Compares methods on the same split, clients, batches and initial weights, over several seeds."""
-    from unskew.cli.comparing import run_comparison
+    from unskew.cli.compare import run_comparison
 
     run_comparison(config, methods, seeds, out, metric, "json" if as_json else form, data_dir, quiet)
 
@@ -131,12 +131,12 @@ def split(
     Splits: iid, dirichlet:ALPHA, dirichlet_uncapped:ALPHA, shards:N, domain, natural, file:PATH; for any number of
     clients, computed when needed: ranges (disjoint), virtual:SAMPLES (each draws for itself; they may share samples).
     """
-    from unskew import parts
-    from unskew.cli.splitting import show_split
+    from unskew.cli.split import show_split
+    from unskew.runs import building
 
     wanted = to_run(config)
-    data = parts.prepare_data(wanted, data_dir, None, DownloadProgress())
-    show_split(wanted, data, parts.cut(wanted, data), out, csv, picture, as_json)
+    data = building.prepare_data(wanted, data_dir, None, DownloadProgress())
+    show_split(wanted, data, building.cut(wanted, data), out, csv, picture, as_json)
 
 
 Name = Annotated[str | None, typer.Argument(help="one of them, to be explained")]

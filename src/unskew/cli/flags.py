@@ -11,10 +11,10 @@ from typing import Annotated, Any
 
 import typer
 
-from unskew.config import FLAGS, SECTIONS, Run, from_table, load_plugins, override, read_assignment, read_file
-from unskew.core.registry import Option, options
-from unskew.core.text import Table
-from unskew.errors import InputError
+from unskew.base.errors import InputError
+from unskew.base.registry import Option, options
+from unskew.base.text import Table
+from unskew.runs.config import FLAGS, SECTIONS, Run, from_table, load_plugins, override, read_assignment, read_file
 
 _FLAG_OF = {path: flag for flag, path in FLAGS.items()}
 _KINDS: dict[str, type] = {"int": int, "float": float, "int | none": int, "bool": bool}

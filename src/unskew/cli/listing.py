@@ -12,17 +12,19 @@ import torch
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from unskew.core import wire
+from unskew.base import storage
+from unskew.base.errors import InputError
+from unskew.base.registry import Component, Registry, options
 from unskew.core.method import Method, methods
 from unskew.core.profile import PARTS
-from unskew.core.registry import Component, Registry, options
-from unskew.core.terms import terms
+from unskew.core.term import terms
 from unskew.core.wrapper import Wrapper
-from unskew.data import Finder, sources
-from unskew.errors import InputError
-from unskew.metrics.measures import measures
-from unskew.models import architectures, describe
-from unskew.results import Row, to_json
+from unskew.data.files.finder import Finder
+from unskew.data.sources.base import sources
+from unskew.measures.base import measures
+from unskew.models.base import architectures
+from unskew.models.sizes import describe
+from unskew.runs.folder import Row, to_json
 
 LARGEST = 100_000
 
@@ -72,7 +74,9 @@ def show_profile(seconds: dict[str, float], folder: Path, as_json: bool) -> None
     """Where a run's seconds went; also as profile.json in its folder."""
     total = sum(seconds.values())
     parts = {name: seconds[name] for name in PARTS if seconds.get(name)}
-    wire.write_atomic(folder / "profile.json", (to_json({"seconds": parts, "total": total}, indent=1) + "\n").encode())
+    storage.write_atomic(
+        folder / "profile.json", (to_json({"seconds": parts, "total": total}, indent=1) + "\n").encode()
+    )
     if as_json:
         return
     rows = table("part", "seconds", "share", "what", title="where the seconds of all processes went")

@@ -9,8 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from unskew.core import progress
-from unskew.results import Row
+from unskew.base import progress
+from unskew.runs.folder import Row
 
 
 class Lines(Console):

@@ -11,31 +11,19 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from unskew.core import seeds
+from unskew.base import seeds
+from unskew.base.batch import Output
+from unskew.base.settings import LocalSettings
+from unskew.base.tree import Groups, Tree
 from unskew.core.net import Forward, Layer, Mode, Names, Net, Part
-from unskew.core.tree import Groups, Tree
-from unskew.models.base import Output
 
 if TYPE_CHECKING:
-    from unskew.core.terms import Term
-    from unskew.data.local import Batch, LocalData
+    from unskew.base.batch import Batch
+    from unskew.core.term import Term
+    from unskew.data.batches import LocalData
 
 BufferPolicy = Literal["average", "local", "reset"]
 """BatchNorm's buffers are averaged by the server, stay with the client, or start afresh at every visit."""
-
-
-@dataclass(frozen=True)
-class LocalSettings:
-    """How a client trains in this round; `lr` is already decayed."""
-
-    lr: float
-    batch: int
-    epochs: int = 1
-    steps: int | None = None
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    drop_last: bool = False
-    shuffle: bool = True
 
 
 class Steps(Protocol):

@@ -11,9 +11,9 @@ from typing import Literal, ParamSpec
 import torch
 from torch import Tensor
 
-from unskew.core.tree import Groups, Tree
-from unskew.errors import InputError
-from unskew.models.base import Output
+from unskew.base.batch import Output
+from unskew.base.errors import InputError
+from unskew.base.tree import Groups, Tree
 
 Precision = Literal["float32", "tf32", "bfloat16"]
 """`tf32`: float32 with TensorFloat-32 products on GPUs that have them; `bfloat16`: autocast forward and backward."""

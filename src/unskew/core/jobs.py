@@ -9,8 +9,8 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
-from unskew.core import tree
-from unskew.core.tree import Groups
+from unskew.base import tree
+from unskew.base.tree import Groups
 
 Kind = Literal["train", "survey", "test", "validate", "personal"]
 """`train`: local training; `survey`: statistics before it; `test`: the global model on a part of the test set;
@@ -88,3 +88,16 @@ class Executor(Protocol):
 
     def close(self) -> None:
         """Ends whatever the executor started."""
+
+
+class StateStore(Protocol):
+    """What clients remember between their visits."""
+
+    latest: int
+    """The newest round that any client remembers."""
+
+    def get(self, client: int) -> Groups:
+        """The client's state; empty before its first visit."""
+
+    def put(self, client: int, state: Groups, round_: int) -> None:
+        """Replaces the client's state after its visit in this round."""

@@ -11,14 +11,15 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from unskew.core import local, tree
+from unskew.base import tree
+from unskew.base.batch import Batch, Output
+from unskew.base.registry import Component, Registry, param, validated
+from unskew.base.tree import Groups, Tree
+from unskew.core import local_loop
 from unskew.core.context import BufferPolicy, ClientContext, Context, ServerContext
 from unskew.core.reducers import Reducers, buffers, mean
-from unskew.core.registry import Component, Registry, param, validated
-from unskew.core.terms import Term
-from unskew.core.tree import Groups, Tree
-from unskew.data.local import Batch
-from unskew.models.base import Model, Output
+from unskew.core.term import Term
+from unskew.models.base import Model
 
 
 @validated
@@ -136,7 +137,7 @@ class Method(Component):
 
     def train(self, c: ClientContext, params: Tree) -> Tree:
         """Local training."""
-        return local.sgd(c, params, self.gradient)
+        return local_loop.sgd(c, params, self.gradient)
 
     def upload(self, c: ClientContext, params: Tree) -> Groups:
         """The reply: how the shared parameters moved, and the buffers if they are averaged."""

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
-from unskew.core import seeds
-from unskew.core.tree import Groups, Tree
-from unskew.models.base import Model, Output
+from unskew.base import seeds
+from unskew.base.batch import Output
+from unskew.base.tree import Groups, Tree
+from unskew.models.base import Model
 
 Mode = Literal["train", "batch", "eval", "eval_batch"]
 """`train`: batch statistics, running ones updated; `batch`: the same, nothing updated; `eval`: running statistics, no

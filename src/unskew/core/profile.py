@@ -9,9 +9,9 @@ from typing import ParamSpec, TypeVar
 
 from torch import Tensor
 
+from unskew.base.batch import Batch
+from unskew.base.tree import Tree
 from unskew.core.context import Context, LocalGradient, Steps
-from unskew.core.tree import Tree
-from unskew.data.local import Batch
 
 PARTS = {
     "data": "gathering, normalising, augmenting batches",

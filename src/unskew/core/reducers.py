@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from unskew.core.tree import Tree
+from unskew.base.tree import Tree
 
 if TYPE_CHECKING:
     from unskew.core.context import ServerContext

@@ -11,23 +11,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from unskew.core import local, seeds
-from unskew.core.context import (
-    BufferPolicy,
-    ClientContext,
-    LocalSettings,
-    Observer,
-    ServerContext,
-    Steps,
-    bound_forward,
-)
+from unskew.base import seeds
+from unskew.base.batch import cross_entropy
+from unskew.base.settings import LocalSettings
+from unskew.base.tree import Groups, Tree
+from unskew.core import local_loop
+from unskew.core.context import BufferPolicy, ClientContext, Observer, ServerContext, Steps, bound_forward
 from unskew.core.device import Device
 from unskew.core.jobs import Job, Reply
 from unskew.core.method import Method
 from unskew.core.net import Net
 from unskew.core.profile import Profile, ProfiledSteps
-from unskew.core.tree import Groups, Tree
-from unskew.data.local import LocalData, cross_entropy
+from unskew.data.batches import LocalData
 
 if TYPE_CHECKING:
     from unskew.data.federation import Federation
@@ -68,7 +63,7 @@ class Task:
     @cached_property
     def steps(self) -> Steps:
         """Gradients and steps of one client at a time."""
-        return self.charged(local.OneByOne(self.net.working_copy))
+        return self.charged(local_loop.OneByOne(self.net.working_copy))
 
     def charged(self, steps: Steps) -> Steps:
         """Steps that are charged to the profile, if there is one."""

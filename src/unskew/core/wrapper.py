@@ -7,13 +7,13 @@ from typing import Any
 
 from torch import Tensor
 
+from unskew.base.batch import Batch, Output
+from unskew.base.registry import param, validated
+from unskew.base.tree import Groups, Tree
 from unskew.core.context import ClientContext, Context, ServerContext
 from unskew.core.method import Method
-from unskew.core.registry import param, validated
-from unskew.core.terms import Term
-from unskew.core.tree import Groups, Tree
-from unskew.data.local import Batch
-from unskew.models.base import Model, Output
+from unskew.core.term import Term
+from unskew.models.base import Model
 
 
 def _forwarded(name: str) -> Any:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from unskew.errors import InputError
+from unskew.base.errors import InputError
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,13 @@ from typing import Literal
 import numpy as np
 import torch
 
-from unskew.core import seeds
+from unskew.base import seeds
+from unskew.base.errors import InputError
 from unskew.data import local_tests
+from unskew.data.batches import LocalData, Pipeline
 from unskew.data.dataset import Dataset, Samples
-from unskew.data.holdings import Holdings, Ints
-from unskew.data.local import LocalData, Pipeline
+from unskew.data.partition.base import Ints, Partition
 from unskew.data.transforms import Augment
-from unskew.errors import InputError
 
 LocalTest = Literal["none", "proportional", "holdout"]
 """A client's test set: none; test samples in its label shares; or a part of its own samples, kept out of training."""
@@ -30,7 +30,7 @@ class Federation:
     """Who holds what. Clients are index lists, looked up or computed; nothing is kept per client."""
 
     dataset: Dataset
-    partition: Holdings
+    partition: Partition
     augment: Augment
     local_tests: LocalTest = "none"
     test_share: float = 0.25

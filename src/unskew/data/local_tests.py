@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from unskew.data.holdings import Ints
-from unskew.errors import InputError
+from unskew.base.errors import InputError
+from unskew.data.partition.base import Ints
 
 
 def proportional(test_labels: ArrayLike, client_counts: ArrayLike, seed: int, client: int, limit: int = 1000) -> Ints:

@@ -13,8 +13,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from unskew.core.registry import Component, Registry, param
-from unskew.errors import InputError
+from unskew.base.errors import InputError
+from unskew.base.registry import Component, Registry, param
 
 Scale = tuple[float, ...]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import traceback
 from collections.abc import Iterable, Iterator
 
+from unskew.base.errors import ClientError, InputError, one_line
 from unskew.core.jobs import Job, Reply
 from unskew.core.task import Task
-from unskew.errors import ClientError, InputError, one_line
 
 
 class Serial:

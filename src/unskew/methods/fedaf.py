@@ -23,15 +23,15 @@ from typing import Literal
 
 from torch import Tensor
 
-from unskew.core import condense, seeds, sliced, soft, tree
-from unskew.core.condensing import Condensing
+from unskew.base import seeds, tree
+from unskew.base.batch import Batch, Output
+from unskew.base.registry import param
+from unskew.base.tree import Groups, Tree
 from unskew.core.context import ClientContext, ServerContext
 from unskew.core.method import methods
 from unskew.core.reducers import Reducers
-from unskew.core.registry import param
-from unskew.core.tree import Groups, Tree
-from unskew.data.local import Batch
-from unskew.models.base import Output
+from unskew.methods import condense, sliced, soft
+from unskew.methods.condensing import Condensing
 
 
 @methods.register("fedaf")

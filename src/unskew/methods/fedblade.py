@@ -21,15 +21,15 @@ from __future__ import annotations
 
 from typing import Literal
 
-from unskew.core import prototypes
+from unskew.base.registry import param
+from unskew.base.tree import Groups, Tree
 from unskew.core.context import ClientContext, ServerContext
 from unskew.core.method import methods
 from unskew.core.reducers import Reducers, total
-from unskew.core.registry import param
-from unskew.core.terms import Term
-from unskew.core.tree import Groups, Tree
+from unskew.core.term import Term
 from unskew.methods.fedetf import FedETF
-from unskew.terms.alignment import FeatureAlignment, ProjectorAlignment
+from unskew.terms import prototypes
+from unskew.terms.bilateral_alignment import FeatureAlignment, ProjectorAlignment
 from unskew.terms.feddecorr import Decorrelate
 from unskew.terms.lddecorr import LDDecorr
 

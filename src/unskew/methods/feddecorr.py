@@ -14,9 +14,9 @@ divided by N: (N-1)^2/N times the off-diagonal mean of K^2. beta = 0.1 was tuned
 
 from __future__ import annotations
 
+from unskew.base.registry import param
 from unskew.core.method import Method, methods
-from unskew.core.registry import param
-from unskew.core.terms import Term
+from unskew.core.term import Term
 from unskew.terms.feddecorr import Decorrelate
 
 

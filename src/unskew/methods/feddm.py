@@ -18,13 +18,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from unskew.core import condense
-from unskew.core.condensing import Condensing
+from unskew.base.batch import Output
+from unskew.base.registry import param
+from unskew.base.tree import Tree
 from unskew.core.context import ClientContext
 from unskew.core.method import methods
-from unskew.core.registry import param
-from unskew.core.tree import Tree
-from unskew.models.base import Output
+from unskew.methods import condense
+from unskew.methods.condensing import Condensing
 
 
 @methods.register("feddm")

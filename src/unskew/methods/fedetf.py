@@ -19,12 +19,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from unskew.base.batch import Batch, Output
+from unskew.base.registry import param
+from unskew.base.tree import Tree
 from unskew.core.context import ClientContext
 from unskew.core.method import Method, methods
-from unskew.core.registry import param
-from unskew.core.tree import Tree
-from unskew.data.local import Batch
-from unskew.models.base import Model, Output
+from unskew.models.base import Model
 from unskew.models.etf import with_etf_head
 
 

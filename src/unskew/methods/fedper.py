@@ -19,12 +19,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from unskew.core import tree
+from unskew.base import tree
+from unskew.base.registry import param
+from unskew.base.tree import Groups, Tree
 from unskew.core.context import ClientContext, Context, ServerContext
-from unskew.core.division import Division, Head, joined, padded
 from unskew.core.method import Method, methods
-from unskew.core.registry import param
-from unskew.core.tree import Groups, Tree
+from unskew.methods.division import Division, Head, joined, padded
 
 
 @methods.register("fedper")

@@ -12,9 +12,9 @@ The papers that compare with it use other mu: FedSOL 1.0, FedBlade 0.01, FedAF 0
 
 from __future__ import annotations
 
+from unskew.base.registry import param
 from unskew.core.method import Method, methods
-from unskew.core.registry import param
-from unskew.core.terms import Term
+from unskew.core.term import Term
 from unskew.terms.prox import Prox
 
 

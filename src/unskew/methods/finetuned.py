@@ -16,13 +16,13 @@ from __future__ import annotations
 
 from typing import Literal
 
-from unskew.core import local
+from unskew.base.batch import Batch
+from unskew.base.registry import param
+from unskew.base.tree import Tree
+from unskew.core import local_loop
 from unskew.core.context import ClientContext
 from unskew.core.method import methods
-from unskew.core.registry import param
-from unskew.core.tree import Tree
 from unskew.core.wrapper import Wrapper
-from unskew.data.local import Batch
 
 
 def plain_gradient(c: ClientContext, params: Tree, batch: Batch) -> Tree:
@@ -44,4 +44,4 @@ class Finetuned(Wrapper):
     def personalise(self, c: ClientContext) -> Tree:
         """The inner method's model after `epochs` passes of plain SGD."""
         aside = c.aside(epochs=self.epochs, steps=None)
-        return local.sgd(aside, self.inner.personalise(c), plain_gradient, purpose="finetune")
+        return local_loop.sgd(aside, self.inner.personalise(c), plain_gradient, purpose="finetune")

@@ -19,13 +19,13 @@ from typing import Literal
 
 from torch import Tensor
 
-from unskew.core import tree
+from unskew.base import tree
+from unskew.base.batch import Batch
+from unskew.base.registry import param
+from unskew.base.tree import Groups, Tree
 from unskew.core.context import ClientContext, ServerContext
 from unskew.core.method import Method, methods
 from unskew.core.reducers import buffers, mean, mean_over_all_clients
-from unskew.core.registry import param
-from unskew.core.tree import Groups, Tree
-from unskew.data.local import Batch
 
 
 @methods.register("scaffold")

@@ -3,9 +3,10 @@
 import importlib
 import pkgutil
 
-from unskew.models.base import Architecture, Model, Output, architectures, build
-from unskew.models.own import split_head
-from unskew.models.summary import Summary, count_parameters, describe
+from unskew.base.batch import Output
+from unskew.models.base import Architecture, Model, architectures, build
+from unskew.models.sizes import Summary, count_parameters, describe
+from unskew.models.user_module import split_head
 
 for _module in pkgutil.iter_modules(__path__):  # importing a file registers what it holds
     importlib.import_module(f"{__name__}.{_module.name}")

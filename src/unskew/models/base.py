@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor, nn
 
-from unskew.core.registry import Component, Registry
-
-
-class Output(NamedTuple):
-    """What one forward pass gives: `logits` [B, C] and `features` [B, D], the head's input."""
-
-    logits: Tensor
-    features: Tensor
+from unskew.base.batch import Output
+from unskew.base.registry import Component, Registry
 
 
 class Model(nn.Module):

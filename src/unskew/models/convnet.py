@@ -6,7 +6,7 @@ from typing import Literal
 
 from torch import nn
 
-from unskew.core.registry import param
+from unskew.base.registry import param
 from unskew.models.base import Architecture, Model, architectures
 from unskew.models.layers import NORMS, image_shape
 

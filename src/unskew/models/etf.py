@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unskew.errors import InputError
+from unskew.base.errors import InputError
 from unskew.models.base import Model
 
 

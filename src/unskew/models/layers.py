@@ -8,7 +8,7 @@ from functools import partial
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unskew.errors import InputError
+from unskew.base.errors import InputError
 
 Norm = Callable[[int], nn.Module]
 

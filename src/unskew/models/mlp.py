@@ -8,7 +8,7 @@ from itertools import pairwise
 from pydantic import PositiveInt
 from torch import nn
 
-from unskew.core.registry import param
+from unskew.base.registry import param
 from unskew.models.base import Architecture, Model, architectures
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 from torch import nn
 
-from unskew.core.registry import param
+from unskew.base.registry import param
 from unskew.models.base import Architecture, Model, architectures
 from unskew.models.layers import NORMS, Norm, Residual, image_shape
 

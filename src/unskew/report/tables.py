@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from unskew.metrics.summaries import mean_and_std
+from unskew.measures.figures import mean_and_std
 
 Format = Literal["md", "csv", "latex", "json"]
 Mark = Literal["best", "second", ""]

@@ -3,7 +3,7 @@
 import importlib
 import pkgutil
 
-from unskew.core.terms import terms
+from unskew.core.term import terms
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")

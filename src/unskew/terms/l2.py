@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from unskew.core import tree
+from unskew.base import tree
+from unskew.base.batch import Batch, Output
+from unskew.base.tree import Tree
 from unskew.core.context import ClientContext
-from unskew.core.terms import Term, terms
-from unskew.core.tree import Tree
-from unskew.data.local import Batch
-from unskew.models.base import Output
+from unskew.core.term import Term, terms
 
 
 @terms.register("l2")

@@ -5,13 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from unskew.base.batch import Batch, Output
+from unskew.base.registry import param
+from unskew.base.tree import Tree
 from unskew.core.context import ClientContext
-from unskew.core.correlation import minus_log_det, standardised
-from unskew.core.registry import param
-from unskew.core.terms import Term, terms
-from unskew.core.tree import Tree
-from unskew.data.local import Batch
-from unskew.models.base import Output
+from unskew.core.term import Term, terms
+from unskew.terms.correlation import minus_log_det, standardised
 
 
 @terms.register("lddecorr")

@@ -1,0 +1,1 @@
+"""What everything else is built on; nothing here imports anything above it."""

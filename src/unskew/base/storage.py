@@ -1,0 +1,115 @@
+"""Groups of tensors as bytes: safetensors, with the order of names kept, so sums stay equal to the last bit."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import safetensors.torch
+import torch
+
+from unskew.base.errors import InputError
+from unskew.base.tree import Groups
+
+_KEY = "unskew"
+_KINDS = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
+    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
+
+
+def encode(groups: Groups, notes: dict[str, Any] | None = None) -> bytes:
+    """The bytes of these groups, with a few plain values beside them; equal input gives equal bytes."""
+    order = {group: list(tree) for group, tree in groups.items()}
+    # one key only: readers need not keep the order of several
+    header: dict[str, Any] = {"__metadata__": {_KEY: json.dumps({"order": order, "notes": notes or {}})}}
+    flat = [(f"{group}/{name}", value.detach()) for group, tree in groups.items() for name, value in tree.items()]
+    # written here, as safetensors' own writer takes three times as long; wide types first, so that all lie aligned
+    flat.sort(key=lambda item: (-item[1].element_size(), item[0]))
+    parts, end = [b"", b""], 0
+    for name, value in flat:
+        parts.append(value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        header[name] = {
+            "dtype": _KINDS[value.dtype], "shape": list(value.shape), "data_offsets": [end, end + len(parts[-1])],
+        }  # fmt: skip
+        end += len(parts[-1])
+    parts[1] = json.dumps(header, separators=(",", ":")).encode()
+    parts[1] += b" " * (-len(parts[1]) % 8)
+    parts[0] = len(parts[1]).to_bytes(8, "little")
+    return b"".join(parts)
+
+
+def decode(data: bytes) -> Groups:
+    """The groups that these bytes hold, names in the order they had."""
+    tensors = safetensors.torch.load(data)
+    order = _header(data)["order"]
+    # copies: torch's own memory is aligned alike everywhere, views into a file are not, and sums may round differently
+    return {group: {name: tensors[f"{group}/{name}"].clone() for name in names} for group, names in order.items()}
+
+
+def notes(data: bytes) -> dict[str, Any]:
+    """The plain values beside the groups."""
+    found: dict[str, Any] = _header(data)["notes"]
+    return found
+
+
+def _header(data: bytes) -> dict[str, Any]:
+    length = int.from_bytes(data[:8], "little")
+    header: dict[str, Any] = json.loads(json.loads(data[8 : 8 + length])["__metadata__"][_KEY])
+    return header
+
+
+def write_certified(folder: Path, stem: str, data: bytes, *, sync: bool = True) -> str:
+    """Writes a file whose name ends in its own checksum, appearing whole or not at all; gives the name."""
+    name = f"{stem}.{hashlib.sha256(data).hexdigest()[:16]}.safetensors"
+    write_atomic(folder / name, data, sync=sync)
+    return name
+
+
+def read_certified(path: Path) -> bytes:
+    """The bytes of such a file; an error if they do not match its name."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from None
+    if hashlib.sha256(data).hexdigest()[:16] != path.name.split(".")[-2]:
+        raise InputError(f"{path} is damaged: its checksum does not match its name")
+    return data
+
+
+def write_atomic(path: Path, data: bytes, *, sync: bool = True) -> None:
+    """Writes to a new file, syncs it, then renames it to `path`."""
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        with _opened(part) as file:
+            file.write(data)
+            file.flush()
+            if sync:
+                os.fsync(file.fileno())
+        part.replace(path)
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise
+    if sync:
+        sync_folder(path.parent)
+
+
+def _opened(path: Path) -> BinaryIO:
+    try:
+        return path.open("wb")
+    except FileNotFoundError:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path.open("wb")
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes a rename in this folder survive a power cut."""
+    if hasattr(os, "O_DIRECTORY"):
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

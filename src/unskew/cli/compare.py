@@ -1,0 +1,213 @@
+"""`unskew compare`: plays the cells, prints the table, leaves pictures."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rich.text import Text
+
+from unskew.base import storage
+from unskew.base.errors import InputError
+from unskew.base.text import Table, split_list
+from unskew.cli.flags import to_run
+from unskew.cli.listing import console, table
+from unskew.cli.progress import DownloadProgress, RoundProgress, note
+from unskew.core.method import methods as method_registry
+from unskew.data.dataset import Dataset
+from unskew.data.partition.skew import chosen_clients, label_counts
+from unskew.data.sources import load
+from unskew.report.comparison import table as comparison_table
+from unskew.report.curves import plot_curves, plot_measures
+from unskew.report.page import write_page
+from unskew.report.split_plot import plot_split
+from unskew.report.tables import Format, render
+from unskew.report.tables import Table as Compared
+from unskew.runs import building, engine
+from unskew.runs.comparison import Metric, Played
+from unskew.runs.comparison import compare as play
+from unskew.runs.config import Run
+from unskew.runs.folder import Row
+
+SUFFIX: dict[Format, str] = {"json": "json", "md": "md", "csv": "csv", "latex": "tex"}
+LEFT = (*(f"table.{suffix}" for suffix in SUFFIX.values()), "curves.png", "split.png", "measures.png", "report.html")
+"""What a comparison leaves beside its runs; table.json comes first and says whose the others are."""
+
+
+def run_comparison(
+    config: Table,
+    methods: str,
+    seeds: str,
+    out: Path | None,
+    metric: Metric,
+    form: Format | None,
+    data_dir: Path | None,
+    quiet: bool,
+) -> None:
+    """Everything the command does."""
+    base = to_run(config)
+    wanted = [method_registry.build(text) for text in split_list(methods)]
+    if not wanted:
+        raise InputError('--methods names no method; give some, such as "fedavg,fedprox(mu=0.1)"')
+    numbers = read_seeds(seeds)
+    if out is not None:
+        check_place(out)
+    data = load(base.data, data_dir, DownloadProgress())
+    prepared = building.prepare_data(base, data_dir, data)
+    if metric == "best_on_validation" and prepared.validation is None:
+        raise InputError("--metric best_on_validation needs validation samples; add --validation 0.1 or so")
+    base = base.resolved(prepared)
+    out = out or Path("runs") / f"compare-{base.hash}"
+    with _Announcer(quiet) as announcer:
+        cells = play(base, wanted, numbers, out, data_dir=data_dir, dataset=data, announce=announcer)
+    reused = sum(cell.reused for cell in cells)
+    if reused and not quiet:
+        note(f"{reused} of {len(cells)} runs were finished already and were not run again")
+    result = comparison_table(cells, title_of(base, len(numbers)), metric)
+    earlier = out / "table.json"
+    if not quiet and earlier.exists() and earlier.read_text(encoding="utf-8") != render(result, "json"):
+        note(f"the earlier table and pictures in {out} are made anew; all its runs are kept")
+    for kind, suffix in SUFFIX.items():
+        storage.write_atomic(out / f"table.{suffix}", render(result, kind).encode(), sync=False)
+    draw(base, cells, numbers[0], data, data_dir, out)
+    pictures = [("Accuracy over rounds", out / "curves.png"), ("Who holds what", out / "split.png")]
+    measured = draw_measures(cells, out / "measures.png")
+    if measured:
+        pictures.append(("Measures over rounds", out / "measures.png"))
+    write_page(result, pictures, (cells[0].folder / "run.toml").read_text(encoding="utf-8"), out / "report.html")
+    if form is not None:
+        sys.stdout.write(render(result, form))
+        return
+    show(result)
+    left = "report.html, table.md (and .csv, .tex, .json), curves.png, split.png" + ", measures.png" * measured
+    console.print(f"\nin {out}: {left}", soft_wrap=True)
+
+
+def check_place(out: Path) -> None:
+    """Refuses a folder in which files of somebody else have the names of the comparison's own."""
+    there = [name for name in LEFT if (out / name).exists()]
+    if out.exists() and not out.is_dir():
+        raise InputError(f"{out} is a file; choose another --out, a folder")
+    if there and not _is_table(out / "table.json"):
+        raise InputError(f"{out / there[0]} is there already and of no comparison; choose another --out")
+
+
+def _is_table(path: Path) -> bool:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(found, dict) and {"title", "rows", "notes"} <= found.keys()
+
+
+class _Announcer:
+    """Gives each cell a progress bar of its own."""
+
+    def __init__(self, quiet: bool) -> None:
+        self.quiet = quiet
+        self._shown: RoundProgress | None = None
+
+    def __enter__(self) -> _Announcer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._shown is not None:
+            self._shown.__exit__(None, None, None)
+
+    def __call__(self, run: Run, number: int, total: int) -> engine.Watch:
+        title = f"[{number}/{total}] {run.method}, seed {run.seed}"
+
+        def watch(row: Row) -> None:
+            if self._shown is None or self._shown.title != title:
+                self._shown = RoundProgress(title, run.rounds, self.quiet).__enter__()
+            self._shown(row)
+            if row["round"] == run.rounds:
+                self._shown.__exit__(None, None, None)
+
+        return watch
+
+
+def read_seeds(text: str) -> list[int]:
+    """`3` means seeds 0, 1, 2; `1024,2025` means those; `7,` means seed 7 alone."""
+    try:
+        numbers = [int(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        raise InputError(f"--seeds expects a number such as 3 or a list such as 1024,2025, got '{text}'") from None
+    if "," not in text:
+        if not numbers or numbers[0] < 1:
+            raise InputError(f"--seeds expects at least 1 seed, got '{text}'")
+        return list(range(numbers[0]))
+    if not numbers or len(set(numbers)) < len(numbers) or min(numbers) < 0:
+        raise InputError(f"--seeds expects different numbers from 0 up, got '{text}'")
+    return numbers
+
+
+def title_of(run: Run, seeds: int) -> str:
+    """What was compared, in a line."""
+    assert run.clients is not None
+    cohort = building.cohort_size(run, run.clients)
+    each = "all" if cohort == run.clients else f"{cohort} of"
+    return (
+        f"{run.data}, {run.split}, {each} {run.clients} clients a round, {_number(run.rounds, 'round')}, "
+        f"{run.model}, {_number(seeds, 'seed')}"
+    )
+
+
+def _number(count: int, thing: str) -> str:
+    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
+
+
+def draw(run: Run, cells: Sequence[Played], seed: int, data: Dataset, data_dir: Path | None, out: Path) -> None:
+    """The accuracy curves, and the first seed's partition."""
+    curves: dict[str, list[list[tuple[int, float]]]] = {}
+    for cell in cells:
+        curve = [(row["round"], _accuracy(row)) for row in cell.rounds]
+        curves.setdefault(cell.method, []).append([(number, value) for number, value in curve if value is not None])
+    plot_curves(curves, out / "curves.png", title_of(run, len({cell.seed for cell in cells})))
+    first = replace(run, seed=seed)
+    data = building.prepare_data(first, data_dir, data)
+    partition = building.cut(first, data)
+    clients = chosen_clients(partition)
+    counts = label_counts(partition, data.train.y.numpy(), data.num_classes, clients)
+    named = len(data.group_names) == len(partition)
+    names = [data.group_names[client] if named else str(client) for client in clients.tolist()]
+    title = f"{run.data}, {run.split}, seed {seed}"
+    plot_split(counts, data.classes, out / "split.png", title, names, len(partition))
+
+
+def draw_measures(cells: Sequence[Played], path: Path) -> bool:
+    """The measured figures over rounds, if there are any with a course; else no picture is left."""
+    series: dict[str, dict[str, list[list[tuple[int, float]]]]] = {}
+    for cell in cells:
+        found: dict[str, list[tuple[int, float]]] = {}
+        for row in cell.rounds:
+            for name, value in row.get("measures", {}).items():
+                if isinstance(value, (int, float)):
+                    found.setdefault(name, []).append((row["round"], value))
+        for name, curve in found.items():
+            if len(curve) > 1:
+                series.setdefault(name, {}).setdefault(cell.method, []).append(curve)
+    if series:
+        plot_measures(series, list(dict.fromkeys(cell.method for cell in cells)), path)
+    else:
+        path.unlink(missing_ok=True)  # an earlier comparison's
+    return bool(series)
+
+
+def _accuracy(row: Row) -> float | None:
+    found: float | None = row.get("accuracy", row.get("personal", {}).get("pooled"))
+    return found
+
+
+def show(result: Compared) -> None:
+    """The table in the terminal: best bold, second best underlined."""
+    shown = table("method", *result.columns, title=result.title)
+    for name, cells in result.rows:
+        looks = {"best": "bold green", "second": "underline", "": ""}
+        shown.add_row(name, *(Text(cell.text, style=looks[cell.mark]) for cell in cells))
+    console.print(shown)
+    for line in result.notes:
+        console.print(line, style="dim", soft_wrap=True)

@@ -1,0 +1,96 @@
+"""`unskew split`: a partition as numbers, a file and a picture."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+from unskew.base.errors import InputError
+from unskew.cli.listing import console, print_json, table
+from unskew.data.dataset import Dataset
+from unskew.data.partition.base import Partition, refuse_other
+from unskew.data.partition.skew import SkewSummary, chosen_clients, describe, label_counts
+from unskew.report.split_plot import Counts, plot_split
+from unskew.runs.config import Run
+
+SHOWN_CLIENTS = 40
+SHOWN_CLASSES = 20
+
+
+def show_split(
+    run: Run,
+    data: Dataset,
+    partition: Partition,
+    out: Path | None,
+    csv: Path | None,
+    picture: Path | None,
+    as_json: bool,
+) -> None:
+    """Saves what was asked for and shows the partition."""
+    labels = data.train.y.numpy()
+    summary = describe(partition, labels, data.num_classes)
+    clients = chosen_clients(partition)
+    counts = label_counts(partition, labels, data.num_classes, clients)
+    if picture:  # first, as it is refused for most reasons
+        _draw(counts, clients.tolist(), len(partition), data, picture, f"{run.data}, {run.split}")
+    if out:
+        partition.save(out)
+    if csv:
+        partition.export_csv(csv, labels)
+    if as_json:
+        shown = {"counts": counts.tolist()} if len(clients) == len(partition) else {}
+        print_json({"hash": partition.hash, **summary.to_dict(), **shown})
+        return
+    if len(partition) <= SHOWN_CLIENTS and data.num_classes <= SHOWN_CLASSES:
+        rows = table("client", "samples", *data.classes, title=f"{run.data}, {run.split}: samples per client and class")
+        for client, row in enumerate(counts):
+            rows.add_row(str(client), str(row.sum()), *(str(n) if n else "·" for n in row))
+        console.print(rows)
+    _show_summary(summary, partition)
+    for path in (out, csv, picture):
+        if path:
+            console.print(f"wrote {path}", soft_wrap=True)
+
+
+def _draw(counts: Counts, clients: list[int], of: int, data: Dataset, path: Path, title: str) -> None:
+    """The picture, whole or not at all; a file that holds anything else is never replaced."""
+    if path.suffix.lower() != ".png":
+        raise InputError(f"--picture expects the name of a .png file, got '{path}'")
+    part = path.with_name(f".{path.name}.{os.getpid()}.png")
+    try:
+        plot_split(counts, data.classes, part, title, list(map(str, clients)), of)
+        refuse_other(path, part.read_bytes())
+        part.replace(path)
+    except OSError as error:
+        raise InputError(f"cannot write '{path}': {error.strerror}; choose a writable place") from None
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink()
+
+
+def _show_summary(summary: SkewSummary, partition: Partition) -> None:
+    rows = table(
+        "over clients",
+        "mean",
+        "min",
+        "10 %",
+        "median",
+        "90 %",
+        "max",
+        title=f"\n{summary.clients} clients, {summary.samples} samples, hash {partition.hash}",
+    )
+    names = {
+        "samples": summary.sizes, "classes held": summary.classes, "effective classes": summary.effective_classes,
+        "total variation to all": summary.total_variation, "KL to all (bits)": summary.kl,
+        "Jensen-Shannon (bits)": summary.jensen_shannon,
+    }  # fmt: skip
+    for name, spread in names.items():
+        values = (spread.mean, spread.min, spread.p10, spread.median, spread.p90, spread.max)
+        rows.add_row(name, *(f"{value:.3g}" if value < 1000 else f"{value:.0f}" for value in values))
+    console.print(rows)
+    console.print(f"Gini coefficient of the sizes: {summary.size_gini:.3f}")
+    if summary.described < summary.clients:
+        console.print(f"figures over {summary.described} clients, a fixed random choice")
+    if partition.shared:
+        console.print("clients draw samples for themselves: a sample may belong to several")

@@ -1,0 +1,225 @@
+"""The one place where a round is written."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from unskew.base import seeds, tree
+from unskew.base.errors import InputError
+from unskew.base.tree import Groups
+from unskew.core.context import ServerContext
+from unskew.core.jobs import Executor, Job, Kind, Reply, StateStore
+from unskew.core.reducers import Reducer, Reducers, buffers
+from unskew.core.task import Task
+
+
+@dataclass
+class Round:
+    """A finished round: the server's state after it, and what there is to record of it."""
+
+    number: int
+    server: Groups
+    record: dict[str, Any]
+    clients: list[dict[str, Any]] = field(default_factory=list)
+    watched: dict[str, Reducer] = field(default_factory=dict)
+    """The reducers that only watched, fed with the round's replies."""
+
+
+def rounds(
+    task: Task,
+    executor: Executor,
+    store: StateStore,
+    server: Groups,
+    first: int,
+    last: int,
+    watching: Reducers | None = None,
+) -> Iterator[Round]:
+    """Plays rounds `first` to `last`: sample, send, work, merge, update.
+
+    `watching`: reducers that see the replies to training, too, and whose results reach no slot (measures).
+    """
+    method = task.method
+    for number in range(first, last + 1):
+        began = time.perf_counter()
+        s = task.server_context(number, task.cohort(number), server)
+        exchange = _Exchange(task, executor, store, s, server)
+        if method.survey_reducers:
+            surveyed = exchange.merge("survey", method.survey_reducers)
+            if exchange.present:
+                server = method.digest(exchange.seeded("digest"), server, surveyed)
+            exchange.briefed_by(server)
+        merged = exchange.merge("train", {"buffers": buffers, **method.reducers}, watching or {})
+        waited = time.perf_counter() - began
+        if exchange.used:
+            with task.part("merge"):
+                server = method.update(exchange.seeded("update"), server, merged)
+        whole = time.perf_counter() - began
+        record = exchange.record() | {"lr": s.settings.lr}
+        if s.record:
+            record["method"] = s.record
+        record["seconds"] = {
+            "clients": sum(row.get("seconds", 0.0) for row in exchange.rows),
+            "local": waited - exchange.merging,
+            "aggregate": whole - waited + exchange.merging,
+        }
+        yield Round(number, server, record, [*exchange.rows, *exchange.dropped_rows()], exchange.watched)
+
+
+class _Exchange:
+    """One round's traffic: who was sent what, whose reply counts, and the merged groups."""
+
+    def __init__(self, task: Task, executor: Executor, store: StateStore, s: ServerContext, server: Groups) -> None:
+        self.task, self.executor, self.store, self.s = task, executor, store, s
+        self._before = server
+        self._surveyed: Groups | None = None
+        self.dropped = [client for client in s.cohort if task.drops_out(s.round, client)]
+        self.present = [client for client in s.cohort if client not in self.dropped]
+        self.used: list[int] = []
+        self.excluded: list[int] = []
+        self.rows: list[dict[str, Any]] = []
+        self.down: dict[int, int] = {}
+        self.up: dict[int, int] = {}
+        self.merging = 0.0
+        self.watched: dict[str, Reducer] = {}
+        self._read: set[str] = set()
+        """The groups that the method's reducers read."""
+
+    def seeded(self, slot: str, client: int = -1) -> ServerContext:
+        """The server's context, for a slot whose layers draw from a stream of their own."""
+        seeds.seed_layers(self.task.seed, f"layers/{slot}", self.s.round, client)
+        return self.s
+
+    def briefed_by(self, server: Groups) -> None:
+        """From now on messages hold the brief of the server's state after the survey."""
+        self._surveyed = server
+
+    def message(self, client: int) -> Groups:
+        """The client's message, made when it is its turn, and its bytes; what a survey sent is not sent again."""
+        method = self.task.method
+        message = method.download(self.seeded("download", client), self._before, client)
+        if self._surveyed is None:
+            self._count(client, message)
+            return message
+        brief = method.brief(self.seeded("brief", client), self._surveyed, client)
+        self._count(client, brief)
+        return {**message, **brief}
+
+    def _count(self, client: int, groups: Groups) -> None:
+        self.down[client] = self.down.get(client, 0) + tree.nbytes(groups)
+
+    def dropped_rows(self) -> list[dict[str, Any]]:
+        """A row for each client that was sent a message and never replied."""
+        common = {"round": self.s.round, "used": False, "dropped": True, "bytes_up": 0}
+        return [
+            {**common, "client": client, **self._straggler(client), "bytes_down": self.down[client]}
+            for client in self.dropped
+        ]
+
+    def _straggler(self, client: int) -> dict[str, bool]:
+        """Whether the client is a straggler, in runs that have some."""
+        return {"straggler": self.task.straggles(client)} if self.task.stragglers else {}
+
+    def _begun(self, reducers: Reducers) -> dict[str, tuple[str, Reducer]]:
+        return {
+            name: (how[0], how[1](self.s)) if isinstance(how, tuple) else (name, how(self.s))
+            for name, how in reducers.items()
+        }
+
+    def merge(self, kind: Kind, reducers: Reducers, watching: Reducers | None = None) -> Groups:
+        """Sends the jobs and merges the replies as they come, in the sampled order; those who watch see them too."""
+        accumulators, watchers = self._begun(reducers), self._begun(watching or {})
+        self._read = {group for group, _ in accumulators.values()}
+        self.watched = {name: reducer for name, (_, reducer) in watchers.items()}
+        if self._surveyed is None:
+            for client in self.dropped:
+                self.message(client)  # it was sent, though nothing comes back
+        for reply in self.executor.run(self._jobs(kind)):
+            began = time.perf_counter()
+            with self.task.part("merge"):
+                self._take(kind, reply, [*accumulators.values(), *watchers.values()])
+            self.merging += time.perf_counter() - began
+        if kind == "train":
+            self._note_shares([reducer for _, reducer in accumulators.values()])
+        with self.task.part("merge"):
+            return {name: reducer.result() for name, (_, reducer) in accumulators.items()}
+
+    def _note_shares(self, reducers: list[Reducer]) -> None:
+        """How much each client counts in the merged model: its weight, unless a reducer has its own idea."""
+        used = [row for row in self.rows if row["used"]]
+        own = next((reducer.shares() for reducer in reducers if hasattr(reducer, "shares")), None)
+        whole = sum(row["weight"] for row in used)
+        for row in used:
+            row["share"] = own[row["client"]] if own is not None else row["weight"] / whole if whole else 0.0
+
+    def _jobs(self, kind: Kind) -> Iterator[Job]:
+        for client in list(self.present):
+            size = self.task.federation.size(client) if self.executor.longest_first else 0
+            yield Job(kind, self.s.round, client, self.message(client), self.store.get(client), size=size)
+
+    def _take(self, kind: Kind, reply: Reply, accumulators: list[tuple[str, Reducer]]) -> None:
+        own_weight = 0 if reply.weight == reply.num_samples else 4  # a weight the server cannot know is sent too
+        sent = reply.groups if reply.stack is None else reply.stack.groups
+        size = tree.nbytes(sent) if reply.stack is None else reply.stack.nbytes
+        self.up[reply.client] = self.up.get(reply.client, 0) + size + own_weight
+        unread = sent.keys() - self._read
+        if unread:
+            raise InputError(f"{self.task.method.name} sends {sorted(unread)} but has no reducer for it; add one")
+        finite = tree.all_finite(reply.groups) if reply.finite is None else reply.finite
+        if not (finite and math.isfinite(reply.weight) and reply.weight >= 0):
+            self.excluded.append(reply.client)
+            self.present.remove(reply.client)
+            self.rows.append(self._row(reply, used=False))
+            return
+        if not self._merged_as_one(reply, accumulators):
+            whole = reply if reply.stack is None else replace(reply, groups=reply.stack.of(reply.place))
+            for group, reducer in accumulators:
+                if whole.groups.get(group):
+                    reducer.add(whole.groups[group], whole)
+        if kind == "train":
+            self.used.append(reply.client)
+            self.store.put(reply.client, reply.state, self.s.round)
+            self.rows.append(self._row(reply, used=True))
+
+    def _merged_as_one(self, reply: Reply, accumulators: list[tuple[str, Reducer]]) -> bool:
+        """Whether the reply's whole stack is merged in one go, with its first reply."""
+        stack = reply.stack
+        if stack is None or not stack.sound or not all(hasattr(reducer, "add_stack") for _, reducer in accumulators):
+            return False
+        if reply.place == 0:
+            for group, reducer in accumulators:
+                if stack.groups.get(group):
+                    reducer.add_stack(stack.groups[group], stack.weights)  # type: ignore[attr-defined]
+        return True
+
+    def _row(self, reply: Reply, used: bool) -> dict[str, Any]:
+        return {
+            "round": self.s.round,
+            "client": reply.client,
+            "samples": reply.num_samples,
+            "steps": reply.num_steps,
+            "weight": reply.weight,
+            "used": used,
+            **self._straggler(reply.client),
+            "bytes_down": self.down[reply.client],
+            "bytes_up": self.up[reply.client],
+            **reply.diagnostics,
+            "seconds": reply.seconds,
+        }
+
+    def record(self) -> dict[str, Any]:
+        """What rounds.jsonl holds of this exchange."""
+        losses = [row["train_loss"] for row in self.rows if row["used"] and "train_loss" in row]
+        return {
+            "round": self.s.round,
+            "clients": list(self.s.cohort),
+            "dropped": self.dropped,
+            "excluded": self.excluded,
+            "diverged": bool(self.excluded) and not self.used,
+            "train_loss": sum(losses) / len(losses) if losses else None,
+            "bytes_down": sum(self.down.values()),
+            "bytes_up": sum(self.up.values()),
+        }

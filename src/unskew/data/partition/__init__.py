@@ -1,0 +1,5 @@
+"""Which client holds which samples; importing this package registers every split."""
+
+from unskew.data.partition import lazy_splits, splits
+
+__all__ = ["lazy_splits", "splits"]

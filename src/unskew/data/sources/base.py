@@ -1,0 +1,44 @@
+"""A source is the recipe of a data set: which files it needs and how they become tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from unskew.base.registry import Component, Registry
+from unskew.data.dataset import Dataset
+from unskew.data.files.finder import Finder, Needed
+
+
+@dataclass(frozen=True)
+class About:
+    """What a user wants to know of a data set before loading it."""
+
+    counts: str = ""
+    classes: int | None = None
+    shape: tuple[int, ...] | None = None
+    homepage: str = ""
+    licence: str = "none named"
+
+
+class Source(Component):
+    """Loads one data set; the class attributes describe its files without loading anything."""
+
+    about: ClassVar[About] = About()
+    files: ClassVar[tuple[Needed, ...]] = ()
+    folders: ClassVar[tuple[str, ...]] = ()
+    """Folders below a data root that are searched besides the one named like the data set."""
+    instead: ClassVar[str] = ""
+    """The pattern of one .npz that may stand in for all files."""
+
+    def load(self, find: Finder) -> Dataset:
+        """The data set, read from the files that `find` finds."""
+        raise TypeError(f"{type(self).__name__} must define load(find)")
+
+    def paths(self, find: Finder) -> list[Path]:
+        """Where the files are, in the order of `files`; or the one .npz that stands in for them."""
+        return find(self.name, self.files, self.folders, self.instead)
+
+
+sources: Registry[Source] = Registry("data set", Source)

@@ -1,0 +1,188 @@
+"""The user's own data: an .npz, folders of images, or a Python function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from unskew.base.errors import InputError, one_line
+from unskew.base.plugins import load_module
+from unskew.base.registry import param
+from unskew.data.dataset import Dataset, Samples
+from unskew.data.files.arrays import class_names, neutral_scale, stratified, to_samples
+from unskew.data.files.decoded_cache import Array
+from unskew.data.files.finder import Finder
+from unskew.data.files.images import Tags, decode_images, is_image
+from unskew.data.files.npz import Packed
+from unskew.data.sources.base import About, Source, sources
+
+VALIDATION_FOLDERS = ("val", "valid", "validation")
+YOURS = About("as many as you have", licence="yours")
+
+
+@sources.register("npz")
+class Npz(Source):
+    """Your own .npz: `train_images`, `train_labels`, `test_images`, `test_labels`, or `images` and `labels`.
+
+    Images are uint8 [N, H, W], [N, H, W, C] or [N, C, H, W]; features are float [N, D] and used as they are. Optional:
+    `classes` (names), `train_clients` or `train_domains` (the natural client or domain of every training sample).
+    """
+
+    path: str = param(doc="the file")
+    test: float = param(default=0.2, gt=0, lt=1, doc="share of test samples where the file has no split of its own")
+
+    about = YOURS
+
+    def load(self, find: Finder) -> Dataset:
+        """The data set that the arrays describe."""
+        path = Path(self.path).expanduser()
+        return Packed(path.name, path, test=self.test).dataset()
+
+
+@sources.register("folder")
+class Folder(Source):
+    """Your own images: one folder per class, optionally below `train`, `test` and `val`."""
+
+    path: str = param(doc="the folder")
+    size: int = param(default=32, ge=1, le=4096, doc="images are resized to this height and width")
+    grey: bool = param(default=False, doc="one channel instead of three")
+    test: float = param(default=0.2, gt=0, lt=1, doc="share of test samples where there is no folder `test`")
+
+    about = YOURS
+
+    def load(self, find: Finder) -> Dataset:
+        """The images, labelled by the name of their folder."""
+        root = _existing(self.path)
+        parts = {part: root / part for part in ("train", "test") if (root / part).is_dir()}
+        if len(parts) < 2:
+            classes = tuple(_subfolders(root, "class"))
+            whole = self._read(root, classes)
+            train, test = stratified(whole.y.numpy(), self.test)
+            return Dataset(root.name, whole.take(train), whole.take(test), classes, *neutral_scale(whole.x))
+        for name in VALIDATION_FOLDERS:
+            if (root / name).is_dir():
+                parts["val"] = root / name
+        classes = tuple(sorted({name for part in parts.values() for name in _subfolders(part, "class")}))
+        read = {part: self._read(folder, classes) for part, folder in parts.items()}
+        scale = neutral_scale(read["train"].x)
+        return Dataset(root.name, read["train"], read["test"], classes, *scale, validation=read.get("val"))
+
+    def _read(self, folder: Path, classes: tuple[str, ...]) -> Samples:
+        x, tags = decode_images(folder, _by_folder(classes), f"folder {classes}", size=self.size, grey=self.grey)
+        return Samples(torch.from_numpy(x), torch.from_numpy(tags[:, 0]))
+
+
+@sources.register("clients_folder")
+class ClientsFolder(Source):
+    """Your own images with a natural split: one folder per client, below it one per class."""
+
+    path: str = param(doc="the folder")
+    size: int = param(default=32, ge=1, le=4096, doc="images are resized to this height and width")
+    grey: bool = param(default=False, doc="one channel instead of three")
+    test: float = param(default=0.2, gt=0, lt=1, doc="share of test samples, in every class of every client")
+
+    about = YOURS
+
+    def load(self, find: Finder) -> Dataset:
+        """The images, grouped by client."""
+        root = _existing(self.path)
+        clients = _subfolders(root, "client")
+        classes = tuple(sorted({name for client in clients for name in _subfolders(root / client, "class")}))
+        tags = _by_folder(clients, classes)
+        x, found = decode_images(root, tags, f"clients {clients} {classes}", size=self.size, grey=self.grey)
+        client, label = torch.from_numpy(found[:, 0].copy()), torch.from_numpy(found[:, 1].copy())
+        whole = Samples(torch.from_numpy(x), label)
+        train, test = stratified(found[:, 0] * len(classes) + found[:, 1], self.test)
+        return Dataset(
+            root.name, whole.take(train), whole.take(test), classes, *neutral_scale(whole.x),
+            groups=client[train], group_names=tuple(clients), test_groups=client[test],
+        )  # fmt: skip
+
+
+def _existing(path: str) -> Path:
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
+        raise InputError(f"the folder '{folder}' does not exist; give a folder with one sub-folder per class")
+    return folder
+
+
+def _subfolders(folder: Path, kind: str) -> list[str]:
+    names = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    if not names:
+        raise InputError(f"{folder}: expected one sub-folder per {kind}, found none; sort the images into sub-folders")
+    for name in names:
+        if kind == "class" and not any(is_image(path.name) for path in (folder / name).rglob("*")):
+            raise InputError(f"{folder / name}: holds no images; add some or remove the folder")
+    return names
+
+
+def _by_folder(*levels: tuple[str, ...] | list[str]) -> Tags:
+    """Tags by the first folders of a path, one level of names each."""
+    numbers = [{name: number for number, name in enumerate(level)} for level in levels]
+
+    def tags(name: str) -> tuple[int, ...] | None:
+        folders = name.split("/")[:-1]
+        if len(folders) < len(numbers):
+            return None
+        found = [level.get(folder) for level, folder in zip(numbers, folders, strict=False)]
+        return tuple(number for number in found if number is not None) if None not in found else None
+
+    return tags
+
+
+@sources.register("python")
+class Python(Source):
+    """Your own function, `file.py:function` or `package.module:function`.
+
+    It returns a Dataset, or the four arrays (x_train, y_train, x_test, y_test).
+    """
+
+    target: str = param(doc="file.py:function or package.module:function")
+
+    about = YOURS
+
+    def load(self, find: Finder) -> Dataset:
+        """What the function returns."""
+        function = self._function()
+        try:
+            result = function()
+        except InputError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise InputError(f"python:{self.target} failed: {type(error).__name__}: {one_line(error)}") from error
+        if isinstance(result, Dataset):
+            return result
+        if isinstance(result, (tuple, list)) and len(result) == 4:
+            return self._dataset([self._array(array) for array in result])
+        raise InputError(
+            f"python:{self.target} must return a Dataset or (x_train, y_train, x_test, y_test), "
+            f"got {type(result).__name__}"
+        )
+
+    def _array(self, value: Any) -> Array:
+        try:
+            return np.asarray(value)
+        except (ValueError, TypeError, RuntimeError) as error:
+            why = one_line(error)[:120]
+            raise InputError(f"python:{self.target}: expected arrays, got rows that differ in length ({why})") from None
+
+    def _dataset(self, arrays: list[Array]) -> Dataset:
+        where = f"python:{self.target}"
+        train, test = to_samples(arrays[0], arrays[1], where), to_samples(arrays[2], arrays[3], where)
+        classes = class_names([train, test], None, where)
+        return Dataset(self.target.rpartition(":")[2], train, test, classes, *neutral_scale(train.x))
+
+    def _function(self) -> Callable[[], Any]:
+        module_name, colon, name = self.target.rpartition(":")
+        if not colon or not module_name or not name:
+            raise InputError(f"python: expected file.py:function or package.module:function, got '{self.target}'")
+        if module_name.endswith(".py") and not Path(module_name).expanduser().is_file():
+            raise InputError(f"the file '{module_name}' does not exist; give file.py:function")
+        function = getattr(load_module(module_name, "data"), name, None)
+        if not callable(function):
+            raise InputError(f"python:{self.target}: {module_name} has no function '{name}'; check its name")
+        return function  # type: ignore[no-any-return]

@@ -1,0 +1,291 @@
+"""Local steps of a stack of clients as compiled graphs; `executors/tracing.py` says how slots become one."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from unskew.base.batch import Batch
+from unskew.base.tree import Groups, Tree
+from unskew.core import local_loop
+from unskew.core.context import Context, LocalGradient
+from unskew.executors.compiled.graph import (
+    Compiled,
+    CompiledContext,
+    Compiler,
+    Graph,
+    Notes,
+    Path,
+    below,
+    fingerprint,
+    form_of,
+    prune,
+    unchanged,
+)
+from unskew.executors.stacked.lanes import LaneDiagnostics, Lanes, NotStackable
+
+UNROLL = 4
+"""Steps in one graph: a tiny visit is one call then; more would take long to compile."""
+_CHANGING = ("x", "y", "positions", "mask", "active")
+
+
+class Pulled(NamedTuple):
+    """A step that was pulled ahead, and what was current with it."""
+
+    batch: Batch
+    active: Tensor | None
+    sizes: list[int] | None
+
+
+class CompiledLanes(Lanes):
+    """Lanes whose local steps are compiled."""
+
+    def __init__(self, count: int, device: torch.device, compiler: Compiler) -> None:
+        super().__init__(count, device)
+        self._compiler = compiler
+        self._calls = 0
+        self._everyone = torch.ones(count, dtype=torch.bool, device=device)
+
+    def descend(self, c: Context, params: Tree, gradient: LocalGradient, batches: Iterable[Batch]) -> Tree:
+        """The same as uncompiled, up to rounding."""
+        assert isinstance(c, CompiledContext)
+        with self.own_steps():
+            return self._descend(c, params, gradient, batches)
+
+    def _descend(self, c: CompiledContext, params: Tree, gradient: LocalGradient, batches: Iterable[Batch]) -> Tree:
+        self._calls += 1
+        code, numbers_inside = fingerprint(gradient)
+        key = (
+            (self._calls, code),
+            numbers_inside,
+            c.settings.momentum,
+            c.settings.weight_decay,
+            self.count,
+            form_of(c),
+            bool(c.before_step or c.observers),
+        )
+        pending = iter(batches)
+        velocity: Tree | None = None
+        current = {name: value.detach() for name, value in params.items()}
+        while block := self._pulled(pending):
+            graph = self._graph((*key, len(block)), c, current, gradient, block, first=velocity is None)
+            if graph is None:
+                rest = self._again(block, pending)
+                return self.descend_on(c, current, gradient, rest, local_loop.Velocity(velocity))
+            run = _Running(self, graph, c, current, velocity)
+            run.steps(block, cast("LaneDiagnostics", c.diagnostics))
+            current.update((name, self.wrap(value)) for name, value in run.weights.items())
+            velocity = run.velocity
+        return current
+
+    def _pulled(self, batches: Iterator[Batch]) -> list[Pulled]:
+        """The next steps, as many as one graph takes; each with who is active in it."""
+        return [Pulled(batch, self.active, self.sizes) for batch in itertools.islice(batches, UNROLL)]
+
+    def _again(self, block: list[Pulled], rest: Iterator[Batch]) -> Iterator[Batch]:
+        """Steps that were pulled ahead, one after the other as the current one, then the others."""
+        for step in block:
+            self.make_current(step)
+            yield step.batch
+        yield from rest
+
+    def make_current(self, step: Pulled) -> None:
+        """What BatchNorm and diagnostics look at is this step's again."""
+        self.mask, self.active, self.sizes = step.batch.mask, step.active, step.sizes
+
+    # ------------------------------------------------------------------------------------ the graph
+
+    def _graph(
+        self, key: Any, c: CompiledContext, params: Tree, gradient: LocalGradient, block: list[Pulled], first: bool
+    ) -> Graph | None:
+        graphs = self._compiler.graphs
+        if key not in graphs:
+            try:
+                if c.before_step or c.observers:
+                    raise NotStackable("a wrapper or a measure watches every step")
+                self._compiler.check_number(key[0])
+                graphs[key] = self._traced(c, params, gradient, block)
+            except Exception as error:  # whatever tracing or a compiler cannot do
+                self._compiler.refuse(key, error)
+        graph = graphs[key]
+        # a visit's first steps are looked at, before any of them is taken; its later ones are the same function
+        due = first and graph is not None and self._compiler.check_due(key)
+        if due and not self._agrees(cast("Graph", graph), c, params, gradient, block):
+            self._compiler.refuse(key, NotStackable("it no longer computes what the slots say"))
+        return graphs[key]
+
+    def _agrees(
+        self, graph: Graph, c: CompiledContext, params: Tree, gradient: LocalGradient, block: list[Pulled]
+    ) -> bool:
+        """Whether graph and slots make the same steps from here, up to rounding."""
+        apart = replace(c, diagnostics=LaneDiagnostics(self))
+        with unchanged(self, c.buffers):
+            plain = super().descend(apart, params, gradient, self._again(block, iter(())))
+            slots = {name: self.unwrap(plain[name]) for name in graph.moved}
+        run = _Running(self, graph, c, params, None)
+        start = dict(run.weights)
+        with unchanged(self, c.buffers):
+            run.steps(block, LaneDiagnostics(self))
+        with self.left():
+            moved = sum(float((slots[name] - start[name]).square().sum()) for name in graph.moved)
+            apart_by = sum(float((slots[name] - run.weights[name]).square().sum()) for name in graph.moved)
+        return apart_by <= 1e-4 * moved
+
+    def _traced(self, c: CompiledContext, params: Tree, gradient: LocalGradient, block: list[Pulled]) -> Graph:
+        # in the first round the initial model is the message itself; later it is not, so the graph must not mix them
+        initial = {name: {key: value.clone() for key, value in tree.items()} for name, tree in c.initial.items()}
+        c = replace(c, initial=initial)
+        weights, velocity = self.start(c, params, list(c.trainable))
+        # clones: a tensor that serves several steps today (who is active, say) is several tensors tomorrow
+        own = {name: value.clone() for name, value in {**self.numbers(c), **self.batch_inputs(block)}.items()}
+        changing = {"weights": weights, "velocity": velocity, "batch": own}
+        named: dict[Path, Tensor] = self._known(c)
+        named.update({(kind, key): value for kind, tree in changing.items() for key, value in tree.items()})
+        found: dict[str, list[str]] = {}
+
+        def traced(values: list[Tensor]) -> list[Tensor]:
+            given = dict(zip(named, values, strict=True))
+            new_weights, new_velocity, notes = self._steps(c, params, gradient, given, len(block))
+            found.update(moved=list(new_weights), notes=list(notes[0]))
+            if any(list(noted) != found["notes"] for noted in notes):
+                raise NotStackable("steps of one visit note different numbers")
+            noted = [value for each in notes for value in each.values()]
+            return [*new_weights.values(), *(new_velocity[name] for name in new_weights if new_velocity), *noted]
+
+        with unchanged(self, c.buffers), self.left(), torch.no_grad():
+            graph = make_fx(traced)(list(named.values()))
+            takes = prune(graph, list(named))
+            run = torch._inductor.compile(graph, [named[path] for path in takes])
+        return Graph(cast("Compiled", run), takes, found["moved"], found["notes"], len(block))
+
+    def _steps(
+        self, c: CompiledContext, params: Tree, gradient: LocalGradient, given: dict[Path, Tensor], count: int
+    ) -> tuple[Tree, Tree, list[Tree]]:
+        """What the graph computes: so many steps; the weights and velocities that moved, and what each step noted."""
+        weights, velocity, batch = (_tree(given, kind) for kind in ("weights", "velocity", "batch"))
+        moved, noted = [], []
+        for number in range(count):
+            own = {name: batch[f"{number}/{name}"] for name in _CHANGING}
+            grads, notes = self._gradient_of(c, params, weights, gradient, own, batch)
+            noted.append(notes)
+            moved.append(list(grads))
+            for name, grad in grads.items():
+                weight, decay, momentum = weights[name], c.settings.weight_decay, c.settings.momentum
+                direction = grad + decay * weight if decay else grad
+                if momentum:
+                    direction = velocity[name] = momentum * velocity[name] + direction
+                active = own["active"].view(-1, *(1,) * (weight.dim() - 1))
+                weights[name] = torch.where(active, weight - batch["lr"] * direction, weight)
+        if any(names != moved[0] for names in moved):
+            raise NotStackable("steps of one visit move different parameters")
+        return {name: weights[name] for name in moved[0]}, velocity, noted
+
+    def _gradient_of(
+        self, c: CompiledContext, params: Tree, weights: Tree, gradient: LocalGradient, own: Tree, numbers: Tree
+    ) -> tuple[Tree, Tree]:
+        """The slots' direction of one step, below the level, and what was noted."""
+        notes = Notes(self)
+        self._open()
+        try:
+            self.mask, self.active, self.sizes = self.wrap(own["mask"]), own["active"], None
+            inside = replace(
+                c, round=cast("int", numbers["round"]), settings=replace(c.settings, lr=cast("float", numbers["lr"])),
+                diagnostics=notes, tracing=True,
+            )  # fmt: skip
+            seen = Batch(*(self.wrap(own[name]) for name in ("x", "y", "positions", "mask")))
+            current = {**params, **{name: self.wrap(value) for name, value in weights.items()}}
+            return {name: self.unwrap(grad) for name, grad in gradient(inside, current, seen).items()}, notes.values
+        finally:
+            self._close()
+
+    def start(self, c: CompiledContext, params: Tree, names: list[str]) -> tuple[Tree, Tree]:
+        """Weights and velocities before the first step."""
+        weights = {name: self.unwrap(params[name]).detach().contiguous() for name in names}
+        return weights, self._compiler.zeros(weights) if c.settings.momentum else {}
+
+    def batch_inputs(self, block: list[Pulled]) -> dict[str, Tensor]:
+        """The steps' own tensors."""
+        found: dict[str, Tensor] = {}
+        for number, (batch, active, _) in enumerate(block):
+            found[f"{number}/x"], found[f"{number}/y"] = below(batch.x), below(batch.y)
+            found[f"{number}/positions"], found[f"{number}/mask"] = below(batch.positions), below(batch.mask)
+            found[f"{number}/active"] = self._everyone if active is None else active
+        return found
+
+    def numbers(self, c: CompiledContext) -> dict[str, Tensor]:
+        """What changes from round to round, as inputs: a number would be taken for a constant."""
+        device = self.device
+        return {"lr": torch.tensor(c.settings.lr, device=device), "round": torch.tensor(float(c.round), device=device)}
+
+    def _known(self, c: CompiledContext) -> dict[Path, Tensor]:
+        """Every tensor that a slot may read from the context, by its path; each tensor once."""
+        found: dict[Path, Tensor] = {("counts",): c.stack.counts, ("lengths",): c.stack.sizes}
+        seen: set[int] = set()
+        for field in _FIELDS:
+            value: Any = getattr(c, field)
+            groups: Groups = {"": value} if field in _FLAT else value
+            for group, tree in groups.items():
+                for name, tensor in tree.items():
+                    if id(below(tensor)) not in seen:
+                        seen.add(id(below(tensor)))
+                        found[field, group, name] = below(tensor)
+        return found
+
+
+_FIELDS = ("message", "state", "received", "buffers", "initial", "constants")
+_FLAT = ("buffers", "constants")
+
+
+class _Running:
+    """Some steps of a visit by a graph."""
+
+    def __init__(
+        self, lanes: CompiledLanes, graph: Graph, c: CompiledContext, params: Tree, velocity: Tree | None
+    ) -> None:
+        self._lanes, self._graph, self._c, self._params = lanes, graph, c, params
+        self.weights, still = lanes.start(c, params, graph.moved)
+        self.velocity = still if velocity is None else velocity
+
+    def steps(self, block: list[Pulled], diagnostics: LaneDiagnostics) -> None:
+        """Takes the steps; weights and velocity are those after them."""
+        graph, lanes = self._graph, self._lanes
+        changing = {**lanes.numbers(self._c), **lanes.batch_inputs(block)}
+        inputs = [_found(self._c, self._params, self, changing, lanes, path) for path in graph.takes]
+        with lanes.left():
+            out = graph.run(*inputs)
+        count = len(graph.moved)
+        self.weights = dict(zip(graph.moved, out[:count], strict=True))
+        if self.velocity:
+            self.velocity = dict(zip(graph.moved, out[count : 2 * count], strict=True))
+        noted = iter(out[len(out) - len(graph.notes) * graph.count :])
+        for step in block:
+            lanes.make_current(step)
+            diagnostics.step(step.batch)
+            for name in graph.notes:
+                diagnostics.add(name, next(noted))
+
+
+def _found(c: CompiledContext, params: Tree, run: _Running, changing: Tree, lanes: Lanes, path: Path) -> Tensor:
+    """The graph's input under this path."""
+    kind, *rest = path
+    if kind == "batch":
+        return changing[rest[0]]
+    if kind == "velocity":
+        return run.velocity[rest[0]]
+    if kind == "weights":
+        known = run.weights.get(rest[0])  # none: trainable, but not moved by this gradient
+        return lanes.unwrap(params[rest[0]]).detach().contiguous() if known is None else known
+    if kind in ("counts", "lengths"):
+        return c.stack.counts if kind == "counts" else c.stack.sizes
+    value: Any = getattr(c, kind)
+    return below(value[rest[1]] if kind in _FLAT else value[rest[0]][rest[1]])
+
+
+def _tree(given: dict[Path, Tensor], kind: str) -> Tree:
+    return {path[1]: value for path, value in given.items() if path[0] == kind and len(path) == 2}

@@ -1,0 +1,5 @@
+"""Worker processes on one machine."""
+
+from unskew.executors.pool.executor import Pool
+
+__all__ = ["Pool"]

@@ -1,0 +1,212 @@
+"""One worker of the pool: a forked process that does jobs, and the parent's end of it.
+
+Tensors travel through shared memory, a few numbers about them as JSON through a pipe; nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unskew.base import progress
+from unskew.base.errors import ClientError, InputError, one_line
+from unskew.base.process import keep_freed_memory
+from unskew.base.tree import Groups
+from unskew.core.jobs import Job, Reply
+from unskew.core.task import Task
+from unskew.executors.pool.shared_memory import Arena, Layout, mapped
+
+STILL_AT_WORK = Reply(client=-1)
+
+
+@dataclass
+class Worker:
+    """The parent's end: hands over one job at a time and takes its reply."""
+
+    number: int
+    shared: Arena
+    """What several jobs are sent; one for all workers."""
+    letters: Arena = field(default_factory=Arena)
+    """What only this worker's job is sent."""
+    replies: Arena = field(default_factory=Arena)
+    process: BaseProcess | None = None
+    pipe: Connection | None = None
+    index: int = -1
+    job: Job | None = None
+    deaths: int = 0
+    """How many processes this job has cost."""
+    _header: bytes = b""
+    _delivered: bool = True
+
+    @property
+    def handle(self) -> int:
+        """The file that can be read when the reply is there, or when the process is not."""
+        assert self.pipe is not None
+        return self.pipe.fileno()
+
+    def start(self, task: Task, others: list[Connection]) -> None:
+        """Forks the process, at the beginning or in a dead one's place; `others` are the parent's other pipes."""
+        context = multiprocessing.get_context("fork")
+        self.pipe, theirs = context.Pipe()
+        arguments = (task, theirs, [*others, self.pipe], (self.shared, self.letters), self.replies, os.getpid())
+        process = context.Process(target=_serve, args=arguments, daemon=True, name=f"unskew-{self.number}")
+        with theirs, warnings.catch_warnings(), _ctrl_c_held_back():
+            # forking beside threads is unsafe for locks; a worker with one thread enters no parallel region
+            warnings.simplefilter("ignore", DeprecationWarning)
+            try:
+                process.start()
+            except OSError as error:
+                raise InputError(f"cannot start worker {self.number}: {error.strerror}; take fewer --workers") from None
+        self.process = process
+
+    def give(self, index: int, job: Job, shared: Callable[[Tensor], bool]) -> None:
+        """Hands over a job; what `shared` says is sent to others, too, is written once for all."""
+        self.index, self.job, self.deaths = index, job, 0
+        self.letters.clear()
+        message = mapped(lambda value: self._put(value, shared(value)), job.message)
+        state = mapped(lambda value: self._put(value, False), job.state)
+        self._header = json.dumps({**vars(job), "message": message, "state": state}).encode()
+        self.post()
+
+    def _put(self, value: Tensor, for_all: bool) -> tuple[Any, ...]:
+        to_all = for_all or value in self.shared
+        return (*(self.shared if to_all else self.letters).put(value), 0 if to_all else 1)
+
+    def post(self) -> None:
+        """Tells the process of its job; the job's tensors lie ready, so a new process can be told of it again."""
+        assert self.pipe is not None
+        try:
+            self.pipe.send_bytes(self._header)
+            self._delivered = True
+        except OSError:
+            self._delivered = False  # it died while idle; waiting for its reply will show it
+
+    def receive(self) -> Reply | None:
+        """The reply to the job, None if the process died; a client's exception is raised here.
+
+        `STILL_AT_WORK` where it only told how far it has come.
+        """
+        assert self.pipe is not None and self.job is not None
+        try:
+            header: dict[str, Any] = json.loads(self.pipe.recv_bytes())
+            while "progress" in header:
+                progress.say(*header["progress"])
+                if not self.pipe.poll():
+                    return STILL_AT_WORK
+                header = json.loads(self.pipe.recv_bytes())
+        except (EOFError, OSError):
+            return None
+        job, self.job = self.job, None
+        self.letters.clear()
+        if "error" in header:
+            if header["input"]:
+                raise InputError(header["error"])
+            raise ClientError(job.client, job.round, header["error"], header["traceback"])
+        # two blocks: the state stays, the groups are merged and freed
+        groups, state = self.replies.copy(header.pop("groups")), self.replies.copy(header.pop("state"))
+        return Reply(groups=groups, state=state, **header)
+
+    def bury(self) -> str:
+        """Takes leave of the dead process; tells how it died."""
+        assert self.process is not None and self.job is not None
+        self.process.join(1)
+        self.end()
+        code, number = self.process.exitcode, self.process.pid
+        signals = {-one.value: f"signal {one.name}" for one in signal.Signals}
+        how = signals.get(code or 0, f"exit code {code}") + (" (out of memory?)" if code == -signal.SIGKILL else "")
+        when = "during" if self._delivered else "before"
+        return f"worker {self.number} (process {number}) died with {how} {when} its {self.job.kind} job"
+
+    def end(self) -> None:
+        """Ends the process; it holds nothing that needs saving."""
+        if self.pipe is not None:
+            self.pipe.close()
+        if self.process is not None:
+            self.process.kill()
+            self.process.join()
+
+    def close(self) -> None:
+        """Gives the shared memory back."""
+        self.letters.close()
+        self.replies.close()
+
+
+@contextlib.contextmanager
+def _ctrl_c_held_back() -> Iterator[None]:
+    """A Ctrl-C between fork and the child's first line would print a traceback there."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+# ------------------------------------------------------------------------------------------- in the process
+
+
+def _serve(
+    task: Task, pipe: Connection, others: list[Connection], letters: tuple[Arena, Arena], replies: Arena, parent: int
+) -> None:
+    """A worker's life: jobs in, replies out, until the pipe closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    _die_with(parent)
+    keep_freed_memory()
+    for other in others:
+        other.close()  # or the end of the parent would go unnoticed here
+    progress.listen(lambda *told: _tell(pipe, told))
+    torch.set_num_threads(1)  # OpenMP's threads do not survive a fork: with several it would wait for them for ever
+    while True:
+        try:
+            header = json.loads(pipe.recv_bytes())
+        except (EOFError, OSError):
+            os._exit(0)
+        message, state = _read(header.pop("message"), letters), _read(header.pop("state"), letters)
+        job = Job(message=message, state=state, **{**header, "part": tuple(header["part"])})
+        with contextlib.suppress(BrokenPipeError):  # the parent left; the next read ends this worker
+            pipe.send_bytes(json.dumps(_answer(task, job, replies)).encode())
+
+
+def _tell(pipe: Connection, told: tuple[Any, ...]) -> None:
+    with contextlib.suppress(BrokenPipeError):
+        pipe.send_bytes(json.dumps({"progress": told}).encode())
+
+
+def _read(layout: Layout, letters: tuple[Arena, Arena]) -> Groups:
+    return mapped(lambda place: letters[place[4]].view(place), layout)
+
+
+def _answer(task: Task, job: Job, replies: Arena) -> dict[str, Any]:
+    try:
+        reply = task.work(job)
+        replies.clear()
+        with task.part("transfer"):
+            written = {"groups": replies.write(reply.groups), "state": replies.write(reply.state)}
+        return {**vars(reply), **written, "profile": task.profile.taken() if task.profile else {}}
+    except Exception as error:
+        is_input = isinstance(error, InputError)
+        what = one_line(error) if is_input else f"{type(error).__name__}: {one_line(error)}"
+        return {"error": what, "input": is_input, "traceback": traceback.format_exc()}
+
+
+def _die_with(parent: int) -> None:
+    """On Linux the kernel ends a worker whose parent was killed, even in the middle of a long job."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(0)  # it was killed before the kernel knew

@@ -1,0 +1,96 @@
+"""A visit of many clients at once: the same context, with numbers and batches of every client in lanes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from unskew.base import seeds
+from unskew.base.batch import Batch
+from unskew.core.context import ClientContext
+from unskew.data.stacked_batches import StackedData
+from unskew.executors.stacked.lanes import LaneDiagnostics, Lanes, NotStackable
+
+
+@dataclass(frozen=True)
+class StackedContext(ClientContext):
+    """K visits as one; `client` is a batched number, every other field is what one client would see."""
+
+    clients: tuple[int, ...] = ()
+    lanes: Lanes = None  # type: ignore[assignment]
+    even: ClassVar[bool] = False
+    """Whether every batch has the full width and a mask."""
+
+    def rng(self, purpose: str) -> torch.Generator:
+        """Not here: one stream cannot serve many clients."""
+        raise NotStackable("a slot asks for c.rng; with c.draw(purpose, make) it could run for many clients at once")
+
+    def draw(self, purpose: str, make: Callable[[torch.Generator], Tensor]) -> Tensor:
+        """Each client's random numbers from its own stream."""
+        with self.lanes.left():
+            drawn = torch.stack([make(rng) for rng in self._streams(purpose)])
+        return self.lanes.wrap(drawn.to(self.lanes.device))
+
+    def _streams(self, purpose: str) -> Iterator[torch.Generator]:
+        """Each client's stream in its turn: one generator, seeded anew for each."""
+        shared = torch.Generator()
+        for client in self.clients:
+            yield shared.manual_seed(seeds.number(self.seed, purpose, self.round, client))
+
+    @property
+    def stack(self) -> StackedData:
+        """The clients' data."""
+        data: Any = self.data
+        return data.stack  # type: ignore[no-any-return]
+
+    @property
+    def counts(self) -> Tensor:
+        """Samples of each class at each client."""
+        return self.lanes.wrap(self.stack.counts)
+
+    @property
+    def num_samples(self) -> Tensor:
+        """Training samples of each client."""
+        return self.lanes.wrap(self.stack.sizes)
+
+    @property
+    def longest(self) -> int:
+        """Training samples of the largest client."""
+        return max(self.stack.lengths)
+
+    @property
+    def num_steps(self) -> Tensor:
+        """Steps that each client has taken so far."""
+        assert isinstance(self.diagnostics, LaneDiagnostics)
+        return self.lanes.wrap(self.diagnostics.counted)
+
+    @property
+    def augmented(self) -> bool:
+        """Whether a sample looks different each time it is drawn."""
+        return self.stack.pipeline.augmented
+
+    def batches(self, epochs: int | None = None, purpose: str = "batches") -> Iterator[Batch]:
+        """Each client's batches, from the same streams as if it were alone."""
+        settings = self.settings if epochs is None else replace(self.settings, epochs=epochs, steps=None)
+        noises = self._streams(f"{purpose}/augment") if self.augmented else None
+        stacked = self.stack.batches(settings, self._streams(purpose), noises, self.has_batchnorm, self.even)
+        return self.lanes.batches(stacked)
+
+    def passes(self, batch: int = 500) -> Iterator[Batch]:
+        """All samples of each client once."""
+        return self.data.passes(batch)
+
+
+class LaneData:
+    """What a cohort's slots see as their data."""
+
+    def __init__(self, stack: StackedData, lanes: Lanes) -> None:
+        self.stack, self._lanes = stack, lanes
+
+    def passes(self, batch: int) -> Iterator[Batch]:
+        """All samples of each client once, in order, not augmented."""
+        return self._lanes.batches(self.stack.passes(batch))

@@ -1,0 +1,218 @@
+"""Many clients side by side under one level of `vmap`: slots written for one client run once for all of them.
+
+The level is opened and closed by hand (`torch.func.vmap` would need all that a visit touches as its arguments, and
+could not be left for a while): inside it a slot sees one client's shapes, below it lie tensors [K, ...]. Gradients
+are plain autograd on these, a third faster than `torch.func.grad` under `vmap`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+
+import torch
+from torch import Tensor
+from torch._C import _functorch
+
+from unskew.base.batch import Batch
+from unskew.base.tree import Groups, Tree
+from unskew.core import local_loop
+from unskew.core.context import Context, Diagnostics, LocalGradient
+from unskew.data.stacked_batches import StackedBatch
+
+
+class NotStackable(Exception):
+    """What a method or model does can only be done for one client at a time."""
+
+
+class Lanes:
+    """K clients; also the `Steps` of their visit."""
+
+    def __init__(self, count: int, device: torch.device) -> None:
+        self.count, self.device = count, device
+        self.level = 0
+        self.mask: Tensor | None = None
+        self.active: Tensor | None = None
+        self.sizes: list[int] | None = None
+
+    # ------------------------------------------------------------------------------------- the level
+
+    def __enter__(self) -> Lanes:
+        self._open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close()
+
+    def _open(self) -> None:
+        self.level = _functorch._vmap_increment_nesting(self.count, "different")
+
+    def _close(self) -> None:
+        _functorch._vmap_decrement_nesting()
+        self.level = 0
+
+    @contextmanager
+    def left(self) -> Iterator[None]:
+        """Leaves the level for a while: random numbers drawn inside it would be drawn for all clients at once."""
+        top = _functorch.peek_interpreter_stack()
+        if top is None or top.level() != self.level:
+            raise NotStackable("a slot asks for gradients or data inside a vmap or grad of its own")
+        self._close()
+        try:
+            yield
+        finally:
+            self._open()
+
+    def wrap(self, value: Tensor) -> Tensor:
+        """What a slot sees of a tensor [K, ...]."""
+        return _functorch._add_batch_dim(value, 0, self.level)
+
+    def unwrap(self, value: Tensor) -> Tensor:
+        """The tensor [K, ...] below; one that is the same for all clients is expanded."""
+        return _functorch._remove_batch_dim(value, self.level, self.count, 0)
+
+    def wrap_groups(self, every: list[Groups]) -> Groups:
+        """The clients' groups as one: tensors that all clients share stay single, the others are stacked."""
+        first = every[0]
+        if any(list(groups) != list(first) for groups in every):
+            raise NotStackable(f"clients hold different groups: {sorted({name for one in every for name in one})}")
+        return {group: self._wrap_tree([groups[group] for groups in every]) for group in first}
+
+    def _wrap_tree(self, trees: list[Tree]) -> Tree:
+        wrapped: Tree = {}
+        for name, value in trees[0].items():
+            values = [tree[name] for tree in trees]
+            shared = all(other is value for other in values)
+            wrapped[name] = value if shared else self.wrap(torch.stack(values))
+        return wrapped
+
+    # ------------------------------------------------------------------------------ gradients and steps
+
+    def copy(self, params: Tree) -> Tree:
+        """A copy of its own for each client."""
+        return {name: self.wrap(self.unwrap(value).detach().clone()) for name, value in params.items()}
+
+    def gradient(self, loss: Callable[[Tree], Tensor], params: Tree, names: Iterable[str]) -> tuple[Tree, Tensor]:
+        """The gradient of each client's loss at its parameters, and the losses (detached)."""
+        wanted = list(names)
+        below = [self.unwrap(params[name]).detach() for name in wanted]
+        with self.left():
+            for leaf in below:  # not allowed inside the level
+                leaf.requires_grad_()
+        leaves = {name: value.detach() for name, value in params.items()}
+        leaves.update((name, self.wrap(leaf)) for name, leaf in zip(wanted, below, strict=True))
+        with torch.enable_grad():
+            value = loss(leaves)
+            losses = self.unwrap(value)
+            with self.left():
+                grads = local_loop.backward(losses.sum(), below)  # clients do not mix: the sum's gradient is each one's
+        return {name: self.wrap(grad) for name, grad in zip(wanted, grads, strict=True)}, value.detach()
+
+    def descend(self, c: Context, params: Tree, gradient: LocalGradient, batches: Iterable[Batch]) -> Tree:
+        """Each client's parameters after its own steps; who has no batch left stands still."""
+        with self.own_steps():
+            return self.descend_on(c, params, gradient, batches, local_loop.Velocity())
+
+    def descend_on(
+        self, c: Context, params: Tree, gradient: LocalGradient, batches: Iterable[Batch], velocity: local_loop.Velocity
+    ) -> Tree:
+        """The same, going on with a velocity."""
+        current = {name: value.detach() for name, value in params.items()}
+        moving: Tree = {}
+        with torch.no_grad():
+            for batch in batches:
+                grads = local_loop.step_gradient(c, gradient, current, batch)
+                for name in grads.keys() - moving.keys():
+                    moving[name] = self.unwrap(current[name]).clone()
+                    current[name] = self.wrap(moving[name])
+                weights = [moving[name] for name in grads]
+                before = None if self.active is None else [weight.clone() for weight in weights]
+                local_loop.update(
+                    weights, {name: self.unwrap(grad) for name, grad in grads.items()}, velocity, c.settings
+                )
+                if before is not None:
+                    self._hold(weights, before)
+        return current
+
+    def _hold(self, weights: list[Tensor], before: list[Tensor]) -> None:
+        """Puts back what moved at clients that have no batch in this step."""
+        assert self.active is not None
+        for weight, old in zip(weights, before, strict=True):
+            weight.copy_(torch.where(self.active.view(-1, *(1,) * (weight.dim() - 1)), weight, old))
+
+    # ---------------------------------------------------------------------------------------- batches
+
+    @contextmanager
+    def own_steps(self) -> Iterator[None]:
+        """Afterwards, the step that was current before is so again: who sat out the last one is noted again."""
+        before = self.mask, self.active, self.sizes
+        try:
+            yield
+        finally:
+            self.mask, self.active, self.sizes = before
+
+    def batches(self, stacked: Iterator[StackedBatch]) -> Iterator[Batch]:
+        """The steps as slots see them; the data are gathered outside the level."""
+        with self.own_steps():
+            while True:
+                with self.left():
+                    step = next(stacked, None)
+                if step is None:
+                    return
+                yield self._batch(step)
+
+    def _batch(self, stacked: StackedBatch) -> Batch:
+        """A step as slots see it; from now on it is the current one, for BatchNorm and whoever counts."""
+        self.mask = None if stacked.mask is None else self.wrap(stacked.mask)
+        self.sizes, self.active = stacked.sizes, stacked.active
+        return Batch(self.wrap(stacked.x), self.wrap(stacked.y), self.wrap(stacked.positions), self.mask)
+
+
+class LaneDiagnostics(Diagnostics):
+    """Diagnostics of each client, of the steps it took."""
+
+    def __init__(self, lanes: Lanes) -> None:
+        self._lanes = lanes
+        self._totals: dict[str, tuple[Tensor | float, Tensor | float]] = {}
+        self._counted: Tensor | float = 0.0
+
+    def anew(self) -> LaneDiagnostics:
+        """The same kind of diagnostics, with nothing counted yet."""
+        return LaneDiagnostics(self._lanes)
+
+    @property
+    def counted(self) -> Tensor:
+        """How many steps each client took, [K] float64."""
+        counted = torch.as_tensor(self._counted, dtype=torch.float64, device=self._lanes.device)
+        return counted.expand(self._lanes.count)
+
+    def step(self, batch: Batch) -> None:
+        """Counts one step for each client that has a batch in it."""
+        active = self._lanes.active
+        self._counted = self._counted + (1.0 if active is None else active.double())
+
+    def note(self, name: str, value: Tensor | float) -> None:
+        """Adds one observation to the mean kept under this name, for clients that have a batch."""
+        self.add(name, self._lanes.unwrap(torch.as_tensor(value)).detach())
+
+    def add(self, name: str, each: Tensor) -> None:
+        """The same for values [K] that are no longer wrapped."""
+        active = self._lanes.active
+        total, counts = self._totals.get(name, (0.0, 0.0))
+        if active is None:
+            self._totals[name] = (total + each, counts + 1.0)
+        else:
+            self._totals[name] = (total + torch.where(active, each, 0.0), counts + active.double())
+
+    def of_each(self) -> list[dict[str, float]]:
+        """The means of each client."""
+        means: list[dict[str, float]] = [{} for _ in range(self._lanes.count)]
+        for name, (total, counts) in self._totals.items():
+            every = torch.as_tensor(counts).expand(len(means)).tolist()
+            for own, value, count in zip(means, torch.as_tensor(total).tolist(), every, strict=True):
+                if count:
+                    own[name] = value / count
+        return means

@@ -1,0 +1,96 @@
+"""Measures taken while clients train: orthogonality to a proximal gradient, trace of the Fisher information."""
+
+from __future__ import annotations
+
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from unskew.base import tree
+from unskew.base.batch import Batch
+from unskew.base.registry import param
+from unskew.base.tree import Tree
+from unskew.core.context import ClientContext, Diagnostics
+from unskew.core.task import Task
+from unskew.measures.base import Absent, Figures, Look, Measure, Watcher, measures
+from unskew.methods.fedas.fisher import trace
+from unskew.terms.kl import KL
+
+_ROUNDING = 1e-6
+"""A proximal gradient this much shorter than the update's is rounding (the models are equal): its cosine counts 0."""
+
+
+def proximal_loss(c: ClientContext, params: Tree, batch: Batch, term: KL) -> Tensor:
+    """The divergence from the received model, by a pass that changes no buffer and draws no dropout."""
+    return term(c, params, batch, c.forward(params, batch.x, "eval_batch"))
+
+
+def cosine(update: Tree, proximal: Tree) -> Tensor:
+    """The cosine of the angle between two gradients; 0 where one is zero, or so short that it is rounding."""
+    lengths = tree.norm(update), tree.norm(proximal)
+    product = lengths[0] * lengths[1]
+    meant = (lengths[1] > _ROUNDING * lengths[0]) & (product > 0)
+    return torch.where(meant, tree.dot(update, proximal) / torch.where(meant, product, 1.0), 0.0)
+
+
+class _Angles(Watcher):
+    """Notes the cosine at every n-th step of a visit."""
+
+    def __init__(self, tau: float, every: int) -> None:
+        self._term, self._every = KL(tau=tau), every
+        self._seen: WeakKeyDictionary[Diagnostics, int] = WeakKeyDictionary()
+
+    def step(self, c: ClientContext, params: Tree, batch: Batch, grads: Tree) -> None:
+        """The angle between this step and the proximal gradient."""
+        number = self._seen.get(c.diagnostics, 0)
+        self._seen[c.diagnostics] = number + 1
+        if number % self._every:
+            return
+        names = tuple(name for name in c.trainable if name in grads)
+        proximal, loss = c.grad_and_value(lambda p: proximal_loss(c, p, batch, self._term), params, names)
+        c.diagnostics.note("orthogonality", cosine({name: grads[name] for name in names}, proximal))
+        c.diagnostics.note("proximal_loss", loss)
+
+
+@measures.register("orthogonality")
+class Orthogonality(Measure):
+    """Cosine between a local step's gradient and that of the KL loss to the received model (FedSOL, Fig. 3)."""
+
+    tau: float = param(default=3.0, gt=0, doc="temperature of the KL loss", source="FedSOL's code")
+    every: int = param(default=1, ge=1, doc="steps between measurements within a visit")
+
+    def observer(self, task: Task) -> Watcher:
+        """Notes `orthogonality` and `proximal_loss` in the clients' rows."""
+        return _Angles(self.tau, self.every)
+
+    def figures(self, look: Look) -> Figures:
+        """`orthogonality` and `proximal_loss`, means over the clients."""
+        return _noted(look, "orthogonality", "proximal_loss")
+
+
+class _Fisher(Watcher):
+    def trained(self, c: ClientContext, params: Tree) -> None:
+        """The trace of the trained model on the client's data."""
+        c.diagnostics.note("fisher_trace", trace(c, params, "batch"))
+
+
+@measures.register("fisher")
+class Fisher(Measure):
+    """Trace of each trained client's Fisher information, in its row beside `share` (FedAS, Fig. 3b and 4a)."""
+
+    def observer(self, task: Task) -> Watcher:
+        """Notes `fisher_trace` in the clients' rows."""
+        return _Fisher()
+
+    def figures(self, look: Look) -> Figures:
+        """`fisher_trace`, the mean over the clients."""
+        return _noted(look, "fisher_trace")
+
+
+def _noted(look: Look, *names: str) -> Figures:
+    """Means over the clients of what they noted."""
+    found = {name: look.mean_of(name) for name in names}
+    if look.replied and all(value is None for value in found.values()):
+        raise Absent(f"{look.task.method.name}'s clients make no local steps that it could look at")
+    return {name: value for name, value in found.items() if value is not None}

@@ -1,0 +1,136 @@
+"""FedAS: clients align the received body with what they knew before, and count by the Fisher information they gained.
+
+Yang, Huang, Ye, "FedAS: Bridging Inconsistency in Personalized Federated Learning", CVPR 2024.
+
+    paper              here
+    theta, omega_i     the shared part (body), the personal part (head) of a model
+    H_i (eq. 2)        features by the client's previous model, c.state["personal"]
+    eq. 3-4            Align, descended in `start`
+    alpha_i (eq. 5-6)  fisher.trace, sent as group "fisher"
+    alpha'_i (eq. 7)   fisher.shares, by `normalisation`
+    theta^{t+1}        theta + sum_i alpha'_i Delta theta_i (eq. 8)
+
+Where paper and official code differ we follow the code, which made the tables:
+- targets are the class means of the previous features, classes count alike (`align_loss=paper`: each sample's own);
+- alpha sums squared norms of mini-batch gradients, so it grows with n_i (`fisher=full`, `per_sample`);
+- no 1/m before the sum of eq. 8, with which the server would hardly move (`eq8_literal`).
+Two things we do not follow: the code aligns the server's own model, client after client, so that each starts from what
+the ones before left (here each has its copy, alg. 1), and it sends whole models (here the shared part).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Literal
+
+from unskew.base.errors import InputError
+from unskew.base.registry import param
+from unskew.base.tree import Groups, Tree
+from unskew.core.context import ClientContext, ServerContext
+from unskew.core.method import Method, methods
+from unskew.core.reducers import Reducers, total
+from unskew.core.term import Term
+from unskew.methods.fedas.alignment import Align, AlignLoss, aligned, with_targets
+from unskew.methods.fedas.fisher import Fisher, Rule, buffers_by_trace, mean_by_trace, trace
+from unskew.methods.fedper import FedPer
+
+
+@methods.register("fedas")
+class FedAS(FedPer):
+    """FedPer with federated parameter alignment and client synchronisation."""
+
+    align: bool = param(default=True, doc="align the received body before training", source="paper, Table 4")
+    align_loss: AlignLoss = param(
+        default="code",
+        doc="distance to class means; or to each sample's own feature, mean or sum over dimensions",
+        source="official code",
+    )
+    align_mode: Literal["serial", "parallel"] = param(
+        default="serial", doc="before training, or as a term of its loss", source="paper, Fig. 4b"
+    )
+    align_target: Literal["local", "received"] = param(
+        default="local", doc="features of the client's previous model, or of the received one", source="paper, Fig. 4b"
+    )
+    align_lr: float = param(default=0.01, gt=0, doc="learning rate of the alignment", source="official code")
+    align_epochs: int = param(default=1, ge=1, doc="passes over the data in the alignment", source="official code")
+    align_batch: int = param(default=16, ge=1, doc="samples in a batch of the alignment", source="official code")
+    synchronise: bool = param(
+        default=True, doc="weight clients by their Fisher information, else by samples", source="paper, Table 4"
+    )
+    fisher: Fisher = param(
+        default="batch", doc="trace from the gradients of mini-batches, of all data, of samples", source="official code"
+    )
+    normalisation: Rule = param(default="proportional", doc="from traces to weights", source="official code")
+    eq8_literal: bool = param(
+        default=False, doc="divide the sum by the number of clients, as eq. 8 is printed", source="official code"
+    )
+    evaluate: Literal["received", "own"] = param(
+        default="own",
+        doc="a client is tested with the newest body and its own head, or with its last whole model",
+        source="official code",
+    )
+
+    def __post_init__(self) -> None:
+        """Refuses options that would do nothing."""
+        if self.eq8_literal and not self.synchronise:
+            raise InputError("fedas.eq8_literal needs synchronise=true (eq. 8 is about its weights); leave one out")
+
+    @property
+    def reducers(self) -> Reducers:  # type: ignore[override]
+        """Means by trace, or FedPer's by samples."""
+        if not self.synchronise:
+            return Method.reducers
+        rule = self.normalisation
+        delta = partial(mean_by_trace, rule=rule, by_number=self.eq8_literal)
+        return {"delta": delta, "buffers": partial(buffers_by_trace, rule=rule), "fisher": total}
+
+    def init(self, s: ServerContext) -> Groups:
+        """The initial model; refuses an alignment of nothing."""
+        server = super().init(s)
+        shared = self.shared(s, s.initial["model"])
+        if self.align and self.align_mode == "serial" and not self._aligned_names(s.trainable, shared):
+            raise InputError("fedas aligns shared parameters of the body, and there are none; set align=false")
+        return server
+
+    def start(self, c: ClientContext) -> Tree:
+        """The received body, aligned (eq. 3-4), with the client's own part."""
+        params = super().start(c)
+        if not self.align or self.align_mode == "parallel":
+            return params
+        settings = {"lr": self.align_lr, "batch": self.align_batch, "epochs": self.align_epochs}
+        aside = self._with_targets(c).aside(**settings, steps=None, momentum=0.0, weight_decay=0.0)
+        names = self._aligned_names(c.trainable, c.message["model"])
+        return aligned(aside, params, Align(loss=self.align_loss), names)
+
+    def train(self, c: ClientContext, params: Tree) -> Tree:
+        """Local training; in parallel mode with the targets at hand."""
+        return super().train(self._with_targets(c) if self.own_terms() else c, params)
+
+    def own_terms(self) -> tuple[Term, ...]:
+        """In parallel mode the alignment, with weight 1."""
+        return (Align(loss=self.align_loss),) if self.align and self.align_mode == "parallel" else ()
+
+    def upload(self, c: ClientContext, params: Tree) -> Groups:
+        """The difference of the shared part, and alpha_i (eq. 5-6)."""
+        reply = super().upload(c, params)
+        if not self.synchronise:
+            return reply
+        found = trace(c, params, self.fisher)
+        c.diagnostics.note("fisher_alpha", found)
+        return {**reply, "fisher": {"trace": found}}
+
+    @property
+    def keeps_whole(self) -> bool:
+        """Also where the previous model gives the targets."""
+        return super().keeps_whole or (self.align and self.align_target == "local")
+
+    def _with_targets(self, c: ClientContext) -> ClientContext:
+        if self.align_target == "received":
+            return with_targets(c, c.received, self.align_loss)
+        own = {"model": c.state["personal"], "buffers": c.state.get("buffers", c.received["buffers"])}
+        return with_targets(c, own, self.align_loss)
+
+    @staticmethod
+    def _aligned_names(trainable: tuple[str, ...], received: Tree) -> tuple[str, ...]:
+        """The shared parameters of the body."""
+        return tuple(name for name in trainable if name.startswith("body.") and name in received)

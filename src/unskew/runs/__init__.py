@@ -1,0 +1,1 @@
+"""A run: its configuration, its parts, its rounds, its folder."""

@@ -1,0 +1,115 @@
+"""The parts of a run, made from its configuration: data, partition, model, task, executor."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from unskew.base import seeds
+from unskew.core.device import Device
+from unskew.core.jobs import Executor
+from unskew.core.net import Net
+from unskew.core.task import Task
+from unskew.data.dataset import Dataset
+from unskew.data.federation import Federation, merged, with_validation
+from unskew.data.files.download import Progress
+from unskew.data.partition.base import Partition
+from unskew.data.sources import load
+from unskew.executors.compiled import CompiledStacked
+from unskew.executors.pool.executor import Pool
+from unskew.executors.serial import Serial
+from unskew.executors.stacked.executor import Stacked
+from unskew.models.base import Model
+from unskew.runs.config import Run
+
+
+def prepare_data(
+    config: Run, data_dir: Path | None = None, dataset: Dataset | None = None, download: Progress | None = None
+) -> Dataset:
+    """The run's data set, with its validation part held out."""
+    data = dataset if dataset is not None else load(config.data, data_dir, download)
+    data = merged(data) if config.pool_test else data
+    return with_validation(data, config.evaluation.validation, split_seed(config))
+
+
+def split_seed(config: Run) -> int:
+    """The seed of the partition: its own if given, else from the run's."""
+    return config.split_seed if config.split_seed is not None else seeds.number(config.seed, "split") % 2**32
+
+
+def cut(config: Run, data: Dataset) -> Partition:
+    """The run's partition."""
+    clients = config.resolved(data).clients
+    assert clients is not None
+    return config.split.cut(data, clients, split_seed(config))
+
+
+def make_task(config: Run, data: Dataset, partition: Partition) -> Task:
+    """Everything about the run that stays the same from round to round."""
+    build = model_builder(config, data)
+    device = Device.named(config.execution.device, config.execution.precision)
+    net = Net(build().to(device.kind), config.execution.memory_format == "channels_last")
+    params, buffers = (device.back({"all": tree})["all"] for tree in net.trees())
+    method, evaluation = config.method, config.evaluation
+    task = Task(
+        method=method,
+        federation=Federation(
+            data.to(device.kind),
+            partition,
+            config.augment,
+            evaluation.local_test,
+            evaluation.holdout,
+            seed=split_seed(config),
+        ),
+        net=net,
+        initial={"model": params, "buffers": buffers},
+        seed=config.seed,
+        local=config.local.settings(),
+        lr_decay=config.local.lr_decay,
+        buffer_policy=method.buffer_policy or config.local.buffers,
+        cohort_size=cohort_size(config, len(partition)),
+        dropout=config.dropout,
+        stragglers=config.stragglers,
+        straggler_online=config.straggler_online,
+        eval_batch=evaluation.batch,
+        device=device,
+    )
+    for measure in config.measure:
+        measure.check(task)
+    return task
+
+
+def cohort_size(config: Run, clients: int) -> int:
+    """How many clients take part in a round."""
+    return max(1, int(config.sample * clients + 1e-9))  # 1e-9: 0.29 * 100 is 28.999… in binary
+
+
+def model_builder(config: Run, data: Dataset) -> Callable[[], Model]:
+    """Makes the run's initial model; its weights depend on the seed alone."""
+
+    def build() -> Model:
+        with seeds.global_generator_restored():
+            seeds.seed_layers(config.seed, "model")
+            model = config.resolved(data).model
+            assert model is not None
+            return config.method.remodel(model.build(data.shape, data.num_classes), data.num_classes)
+
+    return build
+
+
+def make_executor(config: Run, task: Task) -> Executor:
+    """Who does the clients' work."""
+    if config.execution.executor == "pool":
+        return Pool(task, _workers(config, task), config.execution.retries)
+    if config.execution.executor == "stacked":
+        kind = CompiledStacked if config.execution.compile else Stacked
+        return kind(task, config.execution.chunk)
+    return Serial(task)
+
+
+def _workers(config: Run, task: Task) -> int:
+    """As many as asked for, else one per core this process may use; not more than ever have work at once."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    parts = -(-len(task.federation.dataset.test) // task.eval_batch)
+    return min(config.execution.workers or cores, max(task.cohort_size, parts))

@@ -1,0 +1,92 @@
+"""Checkpoints: written to a new file, synced, then renamed; the name carries the checksum.
+
+    round-000010.<checksum>.safetensors    the server's state, and where each client's lies
+    clients/states-000001                  clients' states, one after the other; see core/pages.py
+
+The two newest checkpoints are kept, and the states that they name.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from unskew.base import storage
+from unskew.base.errors import InputError
+from unskew.base.tree import Groups
+from unskew.runs import pages
+from unskew.runs.client_store import StateStore
+
+log = logging.getLogger(__name__)
+KEPT = 2
+"""The newest checkpoints that stay: if the last is damaged, the one before serves."""
+STATES = "clients"
+"""The sub-folder of clients' states."""
+_TABLE = "client states"
+_FORMAT = 2
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The state of a run after a round."""
+
+    round: int
+    server: Groups
+    states: Tensor
+    """Where each client's state lies."""
+
+
+def save(folder: Path, run_hash: str, round_: int, server: Groups, store: StateStore) -> None:
+    """Writes the state after this round and removes what the kept checkpoints no longer need."""
+    groups = {**server, _TABLE: {"table": store.snapshot()}}
+    notes = {"format": _FORMAT, "run": run_hash, "round": round_}
+    storage.write_certified(folder, f"round-{round_:06d}", storage.encode(groups, notes))
+    for path in _newest_first(folder)[KEPT:]:
+        path.unlink(missing_ok=True)
+    store.prune()
+
+
+def load_newest(folder: Path, run_hash: str, at_most: int) -> Checkpoint | None:
+    """The newest whole checkpoint up to a round; a damaged one is named and passed over. None if there is none."""
+    candidates = [
+        path for path in _newest_first(folder) if int(path.name.split(".")[0].removeprefix("round-")) <= at_most
+    ]
+    problems: list[InputError] = []
+    for path in candidates:
+        try:
+            found = _read(path, run_hash)
+            for problem in problems:
+                log.warning("%s; going on from the checkpoint before it, after round %s", problem, found.round)
+            return found
+        except _OtherRun:
+            raise
+        except InputError as error:
+            problems.append(error)
+    if candidates:
+        raise InputError(f"no checkpoint in {folder} is whole ({problems[0]}); start the run anew in another folder")
+    return None
+
+
+class _OtherRun(InputError):
+    """The checkpoint is whole but not of this run, or not of this version."""
+
+
+def _read(path: Path, run_hash: str) -> Checkpoint:
+    """The checkpoint, if it and all the states it names are whole."""
+    data = storage.read_certified(path)
+    notes = storage.notes(data)
+    if notes["run"] != run_hash:
+        raise _OtherRun(f"{path} belongs to run {notes['run']}, but run.toml gives {run_hash}; restore run.toml")
+    if notes.get("format") != _FORMAT:
+        raise _OtherRun(f"{path} was written by another version of unskew; go on with that one or start anew")
+    groups = storage.decode(data)
+    states = groups.pop(_TABLE)["table"]
+    pages.check(path.parent / STATES, states)
+    return Checkpoint(int(notes["round"]), groups, states)
+
+
+def _newest_first(folder: Path) -> list[Path]:
+    return sorted(folder.glob("round-*.safetensors"), reverse=True)

@@ -1,0 +1,87 @@
+"""What each client remembers between its visits: in memory up to a limit, the rest paged to disk."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from pathlib import Path
+
+from torch import Tensor
+
+from unskew.base import storage, tree
+from unskew.base.tree import Groups
+from unskew.runs.pages import Pages
+
+_OVERHEAD = 1000
+"""Bytes of a tensor beside its numbers, measured: without them a million tiny states would pass for nothing."""
+
+
+class StateStore:
+    """Client states by client; the least recently used leave memory first.
+
+    States that an older checkpoint names are still there after the run went on, unless `keep_versions` is off: then
+    there are no checkpoints.
+    """
+
+    def __init__(self, folder: Path, limit: int = 256 << 20, keep_versions: bool = True) -> None:
+        self.limit = limit
+        self._pages = Pages(folder, keep=keep_versions)
+        self._memory: OrderedDict[int, Groups] = OrderedDict()
+        self._sizes: dict[int, int] = {}
+        self._dirty: set[int] = set()
+        self._held = 0
+        self.latest = 0
+        """The newest round that any client remembers."""
+
+    def get(self, client: int) -> Groups:
+        """The client's state; empty before its first visit."""
+        if client in self._memory:
+            self._memory.move_to_end(client)
+            return self._memory[client]
+        if client not in self._pages:
+            return {}
+        state = storage.decode(self._pages.read(client))
+        self._remember(client, state)
+        return state
+
+    def put(self, client: int, state: Groups, round_: int) -> None:
+        """Replaces the client's state after its visit in this round."""
+        if not state and client not in self._memory and client not in self._pages:
+            return
+        self._dirty.add(client)
+        self.latest = max(self.latest, round_)
+        self._remember(client, state)
+
+    def snapshot(self) -> Tensor:
+        """Brings every state to disk, synced; gives the table of where they lie, for `restore`."""
+        for client in sorted(self._dirty):
+            self._write(client)
+        return self._pages.sync()
+
+    def restore(self, table: Tensor) -> None:
+        """Takes up the states that a snapshot named."""
+        self._memory.clear()
+        self._sizes.clear()
+        self._dirty.clear()
+        self._held = 0
+        self._pages.restore(table)
+
+    def prune(self) -> None:
+        """Called after each checkpoint: removes what neither it nor the one before it needs."""
+        self._pages.prune()
+
+    def _remember(self, client: int, state: Groups) -> None:
+        size = tree.nbytes(state) + _OVERHEAD * sum(map(len, state.values()))
+        self._held += size - self._sizes.get(client, 0)
+        self._sizes[client] = size
+        self._memory[client] = state
+        self._memory.move_to_end(client)
+        while self._held > self.limit and len(self._memory) > 1:
+            oldest = next(iter(self._memory))
+            self._write(oldest)
+            del self._memory[oldest]
+            self._held -= self._sizes.pop(oldest)
+
+    def _write(self, client: int) -> None:
+        if client in self._dirty:
+            self._pages.write(client, storage.encode(self._memory[client]))
+            self._dirty.discard(client)

@@ -1,0 +1,90 @@
+"""Methods compared fairly: per seed one federation, the same clients, batches and initial weights for all."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from unskew.base.errors import InputError
+from unskew.base.registry import construct
+from unskew.core.method import Method
+from unskew.data.dataset import Dataset
+from unskew.data.partition.lazy import load_partition
+from unskew.data.sources import load
+from unskew.runs import building, engine
+from unskew.runs.config import Run
+from unskew.runs.folder import Row, RunFolder
+
+log = logging.getLogger(__name__)
+Metric = Literal["last", "last_k", "last_10_percent", "best_on_validation", "best_on_test"]
+
+
+@dataclass(frozen=True)
+class Played:
+    """One method under one seed."""
+
+    method: str
+    seed: int
+    folder: Path
+    summary: Row
+    rounds: list[Row]
+    reused: bool
+
+
+Announce = Callable[[Run, int, int], engine.Watch | None]
+"""Called before each cell with its run, number and the number of all cells; gives who watches its rounds."""
+
+
+def compare(
+    base: Run,
+    methods: Sequence[Method],
+    seeds: Sequence[int],
+    out: Path,
+    *,
+    data_dir: Path | None = None,
+    dataset: Dataset | None = None,
+    announce: Announce | None = None,
+) -> list[Played]:
+    """Runs every method under every seed; finished cells are read back, interrupted ones are resumed."""
+    names = [str(method) for method in methods]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice:
+        raise InputError(f"'{twice}' is named twice in the comparison; give each method once, with different options")
+    loaded = dataset if dataset is not None else load(base.data, data_dir)
+    # every cell is checked before the first is played
+    wanted = [construct(Run, {**vars(base), "method": method, "seed": seed}) for seed in seeds for method in methods]
+    runs = [run.resolved(building.prepare_data(run, data_dir, loaded)) for run in wanted]
+    cells: list[Played] = []
+    for run in runs:
+        watch = announce(run, len(cells) + 1, len(runs)) if announce else None
+        path = out / "runs" / f"{run.method.name}-seed{run.seed}-{run.hash}"
+        cells.append(_cell(run, path, data_dir, loaded, watch))
+    return cells
+
+
+def _cell(run: Run, path: Path, data_dir: Path | None, data: Dataset, watch: engine.Watch | None) -> Played:
+    folder = RunFolder(path)
+    reused = folder.finished
+    prepared = building.prepare_data(run, data_dir, data)
+    if (path / "run.toml").exists():
+        _say_unmeasured(run, path)
+    if reused and not load_partition(folder.split, prepared).fits(prepared):
+        raise InputError(f"{path} was run on other data than '{run.data}' gives now; choose another --out")
+    if not reused:
+        if (path / "run.toml").exists():
+            engine.resume(path, data_dir=data_dir, dataset=data, watch=watch, model=run.model)
+        else:
+            engine.run(run, path, data_dir=data_dir, dataset=data, watch=watch)
+    rows = [row for _, row in sorted(folder.rounds().items())]
+    return Played(str(run.method), run.seed, path, folder.summary(), rows, reused)
+
+
+def _say_unmeasured(run: Run, path: Path) -> None:
+    """Measures change no result, so a run that is there already counts; what it did not measure stays unmeasured."""
+    begun = [str(measure) for measure in RunFolder.open(path)[1].measure]
+    missing = [str(measure) for measure in run.measure if str(measure) not in begun]
+    if missing:
+        log.warning("%s was begun without measure %s; to have it, choose another --out", path, ", ".join(missing))

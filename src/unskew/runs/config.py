@@ -1,0 +1,239 @@
+"""One `Run` object says everything about a run; a TOML file, the command line and Python build the same object."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import hashlib
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+import unskew.methods
+import unskew.terms  # noqa: F401 - registers the terms
+from unskew.base.errors import InputError
+from unskew.base.plugins import load_plugin
+from unskew.base.registry import Component, Registry, component_fields, construct, nearest, param, to_table
+from unskew.base.text import Table, parse, split_list
+from unskew.core.method import Method, methods
+from unskew.data.dataset import Dataset
+from unskew.data.partition.splits import Split, splits
+from unskew.data.sources.base import Source, sources
+from unskew.data.transforms import Augment, transforms
+from unskew.measures.base import Measure, build_all
+from unskew.models.base import Architecture, architectures
+from unskew.runs.sections import Evaluation, Execution, Local, section
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+@section
+class Run(Component):
+    """Everything about a run."""
+
+    method: Method = param(default=methods.build("fedavg"), doc="the method")
+    data: Source = param(default=sources.build("digits"), doc="the data set")
+    model: Architecture | None = param(default=None, doc="the model; default: one that fits the data's shape")
+    split: Split = param(default=splits.build("dirichlet:0.1"), doc="how the data are dealt to the clients")
+    split_seed: int | None = param(
+        default=None, ge=0, lt=2**32, doc="seed of the split alone; default: from the run's seed"
+    )
+    pool_test: bool = param(default=False, doc="deal training and test samples to the clients together (FedAS)")
+    augment: Augment = param(default=transforms.build("none"), doc="augmentation of training batches")
+    clients: int | None = param(default=None, ge=1, doc="number of clients; default: what the split says, else 20")
+    sample: float = param(default=1.0, gt=0, le=1, doc="share of the clients that take part in a round")
+    dropout: float = param(default=0.0, ge=0, lt=1, doc="probability that a sampled client fails to reply")
+    stragglers: float = param(default=0.0, ge=0, le=1, doc="fixed share of the clients that are often offline")
+    straggler_online: float = param(
+        default=0.5, ge=0, le=1, doc="probability that a sampled straggler is online in a round"
+    )
+    rounds: int = param(default=20, ge=1, doc="communication rounds")
+    seed: int = param(default=0, ge=0, lt=2**63, doc="fixes everything random")
+    local: Local = param(default=Local(), doc="local training")
+    evaluation: Evaluation = param(default=Evaluation(), doc="evaluation")
+    execution: Execution = param(default=Execution(), doc="execution")
+    measure: tuple[Measure, ...] = param(default=(), doc="what to record besides, such as drift,rank (see `measures`)")
+    plugins: tuple[str, ...] = param(default=(), doc="Python files or modules to import first, for what they register")
+
+    @property
+    def hash(self) -> str:
+        """Names the run: equal for runs that must give equal results."""
+        table = to_table(self)
+        del table["plugins"]  # where the code lies is not what it does
+        del table["measure"]  # looking on changes no result
+        # sums round differently with another number of threads, and bfloat16 is another computation
+        if not self.stragglers:  # off: the run that it was before there were any
+            del table["stragglers"], table["straggler_online"]
+        table["execution"] = {"threads": self.execution.threads, "precision": self.execution.precision}
+        return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:12]
+
+    def resolved(self, data: Dataset) -> Run:
+        """The run with what depends on the data filled in, the number of clients and the model; refuses a misfit."""
+        if not self.augment.is_identity:
+            self.augment.check(data.shape)
+        if self.method.output == "personal" and self.evaluation.local_test == "none":
+            raise InputError(
+                f"{self.method.name} gives personal models only, so it needs local test sets; "
+                "set evaluation.local_test (--local-test) to proportional or holdout"
+            )
+        if self.pool_test and self.evaluation.local_test != "holdout":
+            raise InputError("pool_test deals the test samples to the clients; set evaluation.local_test to holdout")
+        tested = next((measure.name for measure in self.measure if measure.on_test), None)
+        if self.pool_test and tested:
+            raise InputError(
+                f"measure {tested} looks at the common test set, whose samples pool_test deals to the clients; "
+                "leave it out of measure (--measure)"
+            )
+        self.execution.check()
+        clients = self.clients or self.split.fixed_clients(data) or 20
+        return dataclasses.replace(self, clients=clients, model=self.model or default_model(data.shape))
+
+    @property
+    def title(self) -> str:
+        """A folder's name for this run."""
+        return f"{self.method.name}-{self.data.name}-{self.hash}"
+
+    def to_toml(self) -> str:
+        """The resolved run as a TOML file."""
+        table = to_table(self)
+        return tomli_w.dumps({key: _without_names(value) for key, value in table.items() if key != "name"})
+
+
+def default_model(shape: tuple[int, ...]) -> Architecture:
+    """A small model that fits: an MLP for flat inputs, cnn8 for tiny images, the FedAvg CNN for the rest."""
+    if len(shape) != 3:
+        return architectures.build("mlp")
+    return architectures.build("cnn8" if min(shape[1:]) < 16 else "fedavg_cnn")
+
+
+SECTIONS: dict[str, type[Component]] = {"local": Local, "evaluation": Evaluation, "execution": Execution}
+
+
+def _without_names(value: Any) -> Any:
+    """A section is named by its place in the file."""
+    if isinstance(value, dict) and value.get("name") in SECTIONS:
+        return {key: item for key, item in value.items() if key != "name"}
+    return value
+
+
+def from_table(table: Mapping[str, Any]) -> Run:
+    """A run from nested tables; unknown keys are errors that name the nearest ones."""
+    load_plugins(table)
+    registries: dict[str, Registry[Any]] = component_fields(Run)
+    names = [field.name for field in dataclasses.fields(Run)]
+    values: Table = {}
+    for key, value in table.items():
+        if key not in names:
+            raise InputError(f"a run has no option '{key}'; {nearest(key, names)}")
+        if key in SECTIONS:
+            values[key] = _section(key, value)
+        elif key == "measure":
+            values[key] = read_measures(value)
+        elif key in registries:
+            if not isinstance(value, (str, Mapping, Component)):
+                raise InputError(
+                    f'{key}: expected a name such as "{next(iter(registries[key]))}" or a table, got {value!r}'
+                )
+            values[key] = registries[key].build(value)
+        else:
+            values[key] = value
+    return construct(Run, values)
+
+
+def read_measures(value: Any) -> tuple[Measure, ...]:
+    """Measures from text such as `drift,rank(samples=500)`, or a list of texts and tables."""
+    given = split_list(value) if isinstance(value, str) else [value] if isinstance(value, Measure) else value
+    if not isinstance(given, (list, tuple)):
+        raise InputError(f'measure: expected names such as "drift,rank" or a list of them, got {value!r}')
+    return build_all(given)
+
+
+def load_plugins(table: Mapping[str, Any]) -> None:
+    """Imports the files that a run's table names, for what they register."""
+    paths = table.get("plugins", ())
+    if not isinstance(paths, (list, tuple)) or not all(isinstance(path, str) and path for path in paths):
+        raise InputError(f'plugins: expected a list of Python files or modules, such as ["mine.py"], got {paths!r}')
+    for path in paths:
+        load_plugin(path)
+
+
+def _section(key: str, value: Any) -> Component:
+    if isinstance(value, SECTIONS[key]):
+        return value
+    if not isinstance(value, Mapping):
+        raise InputError(f"{key}: expected a table of options, got {value!r}")
+    known = [field.name for field in dataclasses.fields(SECTIONS[key])]
+    for name in value:
+        if name not in known:
+            raise InputError(f"{key} has no option '{name}'; {nearest(name, known)}")
+    return construct(SECTIONS[key], dict(value))
+
+
+def read_file(path: Path) -> Table:
+    """The tables of a TOML run file."""
+    try:
+        table: Table = tomllib.loads(path.read_text(encoding="utf-8"))
+        return table
+    except OSError as error:
+        raise InputError(
+            f"cannot read the run file {path}: {error.strerror or error}; give the path of a TOML file"
+        ) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not a valid TOML file: {error}; mend it there") from None
+
+
+def override(table: Mapping[str, Any], path: str, value: Any) -> Table:
+    """The table with one value set by its path, such as `method.inner.mu`; text of a component is opened first."""
+    result = copy.deepcopy(dict(table))
+    registries = component_fields(Run)
+    place: Any = result
+    *above, last = path.split(".")
+    for depth, key in enumerate(above):
+        inside = place.get(key, {})
+        if depth == 0 and key in registries and not isinstance(inside, dict):
+            inside = to_table(registries[key].build(inside))
+        elif depth == 0 and key in registries and not inside and isinstance(getattr(Run(), key), Component):
+            inside = to_table(getattr(Run(), key))
+        elif isinstance(inside, str):
+            inside = parse(inside)
+        if not isinstance(inside, dict):
+            raise InputError(
+                f"cannot set '{path}': '{'.'.join(above[: depth + 1])}' is the value {inside!r}, not a table"
+            )
+        place[key] = inside
+        place = inside
+    place[last] = value
+    return result
+
+
+def read_assignment(text: str) -> tuple[str, Any]:
+    """`method.mu=0.1` as a path and a typed value; a value that is not TOML is taken as text."""
+    path, equals, value = text.partition("=")
+    if not equals or not path.strip():
+        raise InputError(f"--set expects path=value, such as method.mu=0.1, got '{text}'")
+    try:
+        return path.strip(), tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return path.strip(), value.strip()
+
+
+FLAGS = {
+    "method": "method", "data": "data", "model": "model", "split": "split", "clients": "clients", "sample": "sample",
+    "rounds": "rounds", "epochs": "local.epochs", "steps": "local.steps", "batch": "local.batch", "lr": "local.lr",
+    "lr_decay": "local.lr_decay", "momentum": "local.momentum", "weight_decay": "local.weight_decay",
+    "augment": "augment", "buffers": "local.buffers", "dropout": "dropout", "stragglers": "stragglers",
+    "straggler_online": "straggler_online", "seed": "seed", "split_seed": "split_seed",
+    "eval_every": "evaluation.every", "clients_every": "evaluation.clients_every",
+    "local_test": "evaluation.local_test", "validation": "evaluation.validation", "executor": "execution.executor",
+    "workers": "execution.workers", "retries": "execution.retries", "checkpoint_every": "execution.checkpoint_every",
+    "chunk": "execution.chunk", "compile": "execution.compile", "memory_format": "execution.memory_format",
+    "device": "execution.device", "precision": "execution.precision", "measure": "measure",
+}  # fmt: skip
+"""The short names of options, on the command line and in Python; every other one is set by its path."""

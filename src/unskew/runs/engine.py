@@ -1,0 +1,296 @@
+"""From a `Run` to its results: plays the rounds, evaluates, keeps the folder."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+
+from unskew.base import storage
+from unskew.base.errors import ClientError, InputError
+from unskew.base.process import steady
+from unskew.base.registry import construct
+from unskew.base.tree import Groups
+from unskew.core.jobs import Executor
+from unskew.core.profile import Profile
+from unskew.core.round_loop import Round, rounds
+from unskew.core.task import Task
+from unskew.data.dataset import Dataset
+from unskew.data.files.download import Progress
+from unskew.data.partition.lazy import load_partition
+from unskew.measures.recorder import Recorder
+from unskew.models.base import Architecture, Model
+from unskew.runs import checkpoint
+from unskew.runs.building import cut, make_executor, make_task, model_builder, prepare_data
+from unskew.runs.calibration import settled
+from unskew.runs.client_store import StateStore
+from unskew.runs.config import Run
+from unskew.runs.evaluation import evaluate_clients, figures_of, score_global
+from unskew.runs.folder import Row, RunFolder, to_json
+from unskew.runs.sections import Execution
+from unskew.runs.summary import summarise
+
+log = logging.getLogger(__name__)
+Watch = Callable[[Row], None]
+"""Is told of every finished round; it may look and must not change anything."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of a run."""
+
+    run: Run
+    summary: Row
+    rounds: list[Row]
+    server: Groups
+    published: Groups
+    """The global model as anyone may have it: groups `model` and `buffers`."""
+    folder: Path | None
+    _build: Callable[[], Model] = field(repr=False)
+
+    @property
+    def accuracy(self) -> float:
+        """The global model's accuracy after the last round; a personal method's pooled accuracy over clients."""
+        return float(self.summary["accuracy"]["last"])
+
+    def model(self) -> Model:
+        """The final global model, ready to use."""
+        model = self._build()
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.copy_(self.published["model"][name])
+            for name, buffer in model.named_buffers():
+                if name in self.published["buffers"]:
+                    buffer.copy_(self.published["buffers"][name])
+        return model.eval()
+
+
+def run(
+    config: Run,
+    out: Path | str | None = None,
+    *,
+    data_dir: Path | None = None,
+    dataset: Dataset | None = None,
+    watch: Watch | None = None,
+    download: Progress | None = None,
+    profile: Profile | None = None,
+) -> Result:
+    """Plays a run from its start; with `out` it leaves a run folder that can be resumed.
+
+    `profile` is told where the seconds of the rounds go.
+    """
+    if out is not None:
+        RunFolder(Path(out)).check_free()  # before anything takes time
+    data = prepare_data(config, data_dir, dataset, download)
+    config = config.resolved(data)
+    partition = cut(config, data)
+    task = make_task(config, data, partition)
+    task.method.init(task.server_context(0))  # what a method refuses it refuses before there is a folder
+    config = settled(config, task)
+    folder = RunFolder.create(Path(out), config) if out is not None else None
+    if folder is not None:
+        partition.save(folder.split)
+    return _Play(config, replace(task, profile=profile), folder, watch).play()
+
+
+def resume(
+    path: Path | str,
+    *,
+    data_dir: Path | None = None,
+    dataset: Dataset | None = None,
+    watch: Watch | None = None,
+    executor: str | None = None,
+    model: Architecture | None = None,
+) -> Result:
+    """Continues an interrupted run bit for bit from its newest whole checkpoint."""
+    folder, config = RunFolder.open(Path(path))
+    if model is not None:
+        config = replace(config, model=model)
+    if executor is not None:
+        config = replace(config, execution=construct(Execution, {**vars(config.execution), "executor": executor}))
+    data = prepare_data(config, data_dir, dataset, None)
+    if folder.split.exists():
+        partition = load_partition(folder.split, data)
+        if not partition.fits(data):
+            raise InputError(
+                f"{folder.split} was made for other data than '{config.data}' gives now; restore the data files"
+            )
+    else:
+        partition = cut(config, data)
+        partition.save(folder.split)
+    folder.mend()
+    task = make_task(config, data, partition)
+    return _Play(settled(config, task), task, folder, watch).play()
+
+
+class _Play:
+    """One run being played: rounds, evaluation, rows, checkpoints."""
+
+    def __init__(self, config: Run, task: Task, folder: RunFolder | None, watch: Watch | None) -> None:
+        self.config, self.folder, self.watch = config, folder, watch
+        self.recorder = Recorder(config.measure, task, config.rounds, config.evaluation.every)
+        self.task = self.recorder.task
+        self._scratch = None if folder else tempfile.TemporaryDirectory(prefix="unskew-")
+        above = folder.checkpoints if folder else Path(self._scratch.name)  # type: ignore[union-attr]
+        memory = config.execution.state_memory << 20
+        self.store = StateStore(above / checkpoint.STATES, memory, keep_versions=folder is not None)
+        self.known: dict[int, Row] = folder.rounds() if folder else {}
+        self.known_clients: dict[tuple[int, int, bool], Row] = {}
+        self.rows: dict[int, Row] = {}
+        self.saved, self.saved_at = 0, time.monotonic()
+
+    def play(self) -> Result:
+        lock = self.folder.locked() if self.folder else nullcontext()
+        with lock, steady(self.config.execution.threads), self.task.device.tf32_set():
+            executor = make_executor(self.config, self.task)
+            try:
+                with self.task.part("rest"):
+                    server = self._play(executor)
+                    return self._finish(server)
+            finally:
+                executor.close()
+                if self.folder:
+                    self.folder.close()
+                if self._scratch:
+                    self._scratch.cleanup()
+
+    def _play(self, executor: Executor) -> Groups:
+        server, done = self._begin(executor)
+        last = self.config.rounds
+        current = Round(done, server, {})
+        try:
+            for current in rounds(self.task, executor, self.store, server, done + 1, last, self.recorder.watching):
+                self._record(current, executor)
+                if current.number == last or self._due(current.number):
+                    self._save(current)
+        except (KeyboardInterrupt, InputError, ClientError):
+            # the finished rounds are worth keeping, unless clients already remember a round that is only half played
+            if current.number > self.saved and current.number in self.rows and self.store.latest <= current.number:
+                self._save(current)
+            raise
+        return current.server
+
+    def _begin(self, executor: Executor) -> tuple[Groups, int]:
+        found = self._checkpoint()
+        if self.folder:  # rows of the rounds that may be played again, not of all
+            after = found.round if found else -1
+            rows = (row for row in self.folder.client_rows() if row["round"] > after)
+            self.known_clients = {_key(row): row for row in rows}
+        if found is not None:
+            self.store.restore(found.states)
+            self.rows = {number: row for number, row in self.known.items() if number <= found.round}
+            self.saved = found.round
+            log.info("going on after round %d", found.round)
+            return found.server, found.round
+        server = self.task.method.init(self.task.server_context(0))
+        self._record(Round(0, server, {"round": 0}), executor)
+        return server, 0
+
+    def _checkpoint(self) -> checkpoint.Checkpoint | None:
+        """Where to go on from: rows that were lost are played again."""
+        if not self.folder:
+            return None
+        unbroken = next(number for number in itertools.count() if number not in self.known) - 1
+        if self.known and unbroken < max(self.known):
+            log.warning("rounds.jsonl lacks round %d; going on from before it", unbroken + 1)
+        return checkpoint.load_newest(self.folder.checkpoints, self.config.hash, unbroken)
+
+    def _record(self, done: Round, executor: Executor) -> None:
+        row = done.record
+        began = time.perf_counter()
+        with self.task.part("evaluation"):
+            figures, client_rows = self._evaluate(done, executor)
+        row |= figures
+        row.setdefault("seconds", {})["evaluate"] = time.perf_counter() - began
+        self.recorder.record(done, self.rows)
+        self._warn(row)
+        if self.folder:
+            if not _same(self.known.get(done.number), row):
+                self.folder.append("rounds.jsonl", [row])
+            fresh = [r for r in (*done.clients, *client_rows) if not _same(self.known_clients.get(_key(r)), r)]
+            self.folder.append("clients.jsonl", fresh)
+        self.rows[done.number] = row
+        if self.watch:
+            self.watch(row)
+
+    def _warn(self, row: Row) -> None:
+        """Says once that clients are left out, and once that all were; the rows name them every time."""
+        for what, text in (
+            ("excluded", "clients {excluded} sent NaN or infinite values and are left out"),
+            ("diverged", "no client sent finite numbers, so the model stays as it is: the run diverged; lower lr"),
+        ):
+            if row.get(what) and not any(earlier.get(what) for earlier in self.rows.values()):
+                log.warning("round %d: %s (later rounds only in rounds.jsonl)", row["round"], text.format(**row))
+
+    def _evaluate(self, done: Round, executor: Executor) -> tuple[Row, list[Row]]:
+        wanted, number, method = self.config.evaluation, done.number, self.task.method
+        final = number == self.config.rounds
+        figures: Row = {}
+        client_rows: list[Row] = []
+        known = None
+        # with pool_test the test samples are training samples of the clients, so only their held-out ones can test
+        tests_global = method.output != "personal" and not self.config.pool_test
+        if tests_global and (final or number % wanted.every == 0):
+            known = score_global(self.task, executor, done.server, number)
+            figures |= figures_of(self.task, known)
+            if self.task.federation.dataset.validation is not None:
+                score = score_global(self.task, executor, done.server, number, "validate")
+                figures["validation"] = figures_of(self.task, score, "validate")["accuracy"]
+        often = wanted.clients_every or (0 if tests_global and method.output in ("global", "tuned") else wanted.every)
+        if wanted.local_test != "none" and (final or (often and number % often == 0)):
+            arguments = (self.task, executor, self.store, done.server, number, wanted.max_clients, known)
+            figures["personal"], client_rows = evaluate_clients(*arguments)
+        return figures, client_rows
+
+    def _due(self, number: int) -> bool:
+        """Whether it is time for a checkpoint."""
+        every = self.config.execution.checkpoint_every
+        if every:
+            return number % every == 0
+        return number % 10 == 0 and time.monotonic() - self.saved_at >= 5
+
+    def _save(self, current: Round) -> None:
+        self.saved_at = time.monotonic()
+        if not self.folder:
+            return
+        try:
+            self.folder.sync()
+            checkpoint.save(self.folder.checkpoints, self.config.hash, current.number, current.server, self.store)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise InputError(
+                f"cannot write a checkpoint into {self.folder.checkpoints}: {reason}; "
+                f"make room, then 'unskew resume {self.folder.path}' goes on after round {self.saved}"
+            ) from None
+        self.saved = current.number
+
+    def _finish(self, server: Groups) -> Result:
+        rows = list(self.rows.values())
+        summary = {**summarise(self.config, self.task, rows), **self.recorder.summary(rows)}
+        s = self.task.server_context(self.config.rounds, server=server)
+        published = self.task.method.publish(s, server)
+        if self.folder:
+            about = {"run": self.config.hash, "method": str(self.config.method), "model": str(self.config.model)}
+            constants = self.task.net.constants  # without them the parameters are not the whole model
+            whole = {**published, "constants": self.task.device.back({"": constants})[""]} if constants else published
+            self.folder.write_model(storage.encode(whole, about))
+            self.folder.write_summary(summary)
+        path = self.folder.path if self.folder else None
+        build = model_builder(self.config, self.task.federation.dataset)
+        return Result(self.config, summary, list(self.rows.values()), server, published, path, build)
+
+
+def _same(old: Row | None, new: Row) -> bool:
+    """Whether a row says the same as one that is there, times aside."""
+    return old is not None and to_json({**old, "seconds": 0}) == to_json({**new, "seconds": 0})
+
+
+def _key(row: Row) -> tuple[int, int, bool]:
+    return row["round"], row["client"], "accuracy" in row

@@ -1,0 +1,115 @@
+"""The sections of a run: how clients train, what is measured, how the work is done."""
+
+from __future__ import annotations
+
+import typing
+from typing import Any, Literal
+
+from typing_extensions import dataclass_transform
+
+from unskew.base.errors import InputError
+from unskew.base.registry import Component, param, validated
+from unskew.base.settings import LocalSettings
+from unskew.core.context import BufferPolicy
+from unskew.core.device import Device, Precision
+from unskew.data.federation import LocalTest
+
+C = typing.TypeVar("C", bound=type)
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(param,))
+def section(cls: C) -> C:
+    """Makes a class a part of the configuration: frozen, validated, unknown keys are errors."""
+    made: Any = validated(cls)
+    made.name = cls.__name__.lower()
+    return typing.cast("C", made)
+
+
+@section
+class Local(Component):
+    """How a client trains."""
+
+    epochs: int = param(default=1, ge=1, doc="passes over the client's data in a round")
+    steps: int | None = param(default=None, ge=1, doc="exactly so many batches instead of epochs")
+    batch: int = param(default=32, ge=1, doc="samples in a batch")
+    lr: float = param(default=0.05, gt=0, doc="learning rate of the first round")
+    lr_decay: float = param(default=1.0, gt=0, le=1, doc="factor on the learning rate after each round")
+    momentum: float = param(default=0.0, ge=0, lt=1, doc="momentum of SGD, fresh at every visit")
+    weight_decay: float = param(default=0.0, ge=0, doc="weight decay of SGD")
+    drop_last: bool = param(default=False, doc="drop a short last batch if the client has a full one")
+    shuffle: bool = param(default=True, doc="shuffle the client's samples in each epoch")
+    buffers: BufferPolicy = param(default="average", doc="BatchNorm statistics: averaged, kept at the client, or reset")
+
+    def settings(self) -> LocalSettings:
+        """What the local loop needs of it."""
+        return LocalSettings(
+            lr=self.lr, batch=self.batch, epochs=self.epochs, steps=self.steps, momentum=self.momentum,
+            weight_decay=self.weight_decay, drop_last=self.drop_last, shuffle=self.shuffle,
+        )  # fmt: skip
+
+
+@section
+class Evaluation(Component):
+    """What is measured, and when."""
+
+    every: int = param(
+        default=1, ge=1, doc="rounds between tests of the global model (the last round is always tested)"
+    )
+    clients_every: int = param(default=0, ge=0, doc="rounds between tests at the clients; 0: after the last round only")
+    local_test: LocalTest = param(
+        default="proportional", doc="clients' test sets: none, test samples in their label shares, or held out"
+    )
+    holdout: float = param(
+        default=0.25, gt=0, lt=1, doc="share of a client's samples that `holdout` keeps for testing", source="FedAS"
+    )
+    max_clients: int = param(default=1000, ge=1, doc="at most so many clients are tested (a fixed random choice)")
+    validation: float = param(
+        default=0.0, ge=0, lt=1, doc="share of the training samples held out to choose the best round"
+    )
+    last_k: int = param(default=10, ge=1, doc="tested rounds in the figure 'mean of the last k'")
+    batch: int = param(default=1000, ge=1, doc="samples in a test batch")
+
+
+@section
+class Execution(Component):
+    """How the work is done. `serial` and `pool` give the same bits; the rest changes rounding at most."""
+
+    executor: Literal["serial", "pool", "stacked", "auto"] = param(
+        default="serial", doc="who does the clients' work; auto: what a quick trial finds fastest"
+    )
+    workers: int = param(default=0, ge=0, doc="processes of the pool; 0: one per core")
+    retries: int = param(default=0, ge=0, doc="how often a job whose worker died is given to a new one")
+    chunk: int = param(default=0, ge=0, doc="clients that `stacked` runs at once; 0: as many as fit the free memory")
+    compile: bool = param(default=False, doc="`stacked` compiles the local step (torch.compile's backend)")
+    memory_format: Literal["auto", "contiguous", "channels_last"] = param(
+        default="auto", doc="how images and convolutions lie in memory; auto: what a quick trial finds faster"
+    )
+    device: str = param(default="cpu", doc="where clients work: cpu, cuda, cuda:1, or auto: a GPU if there is one")
+    precision: Precision = param(
+        default="float32", doc="of products: float32, tf32 (GPUs that have it), or bfloat16 (autocast)"
+    )
+    threads: int = param(default=1, ge=1, doc="threads of each process; the same number gives the same bits")
+    checkpoint_every: int = param(
+        default=0, ge=0, doc="rounds between checkpoints; 0: 10, and at least 5 seconds (a slow disk must not rule)"
+    )
+    state_memory: int = param(default=256, ge=1, doc="MiB of client state kept in memory; the rest is paged to disk")
+
+    def check(self) -> None:
+        """An error where options do not go together, or the machine has not what they ask for."""
+        if self.executor == "pool" and self.threads > 1:
+            raise InputError(
+                f"executor 'pool' runs one thread in each worker, got execution.threads = {self.threads}; "
+                "set it to 1 and take more workers, or use executor 'serial'"
+            )
+        device = Device.named(self.device)
+        if self.executor == "pool" and not device.is_cpu:
+            raise InputError("executor 'pool' works on the CPU; on a GPU use stacked or serial (--executor stacked)")
+        if self.compile and self.executor != "stacked":
+            raise InputError(
+                f"execution.compile compiles the steps of executor 'stacked', got '{self.executor}'; "
+                "add --executor stacked"
+            )
+        if self.executor == "stacked" and self.memory_format == "channels_last":
+            raise InputError(
+                "executor 'stacked' keeps images contiguous; leave execution.memory_format (--memory-format) at auto"
+            )
