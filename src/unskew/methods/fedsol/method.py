@@ -1,18 +1,21 @@
-"""FedSOL: a step's gradient is taken where the weights are moved against forgetting, so that the two do not conflict.
+"""FedSOL: the local gradient is taken at weights moved along the proximal gradient, so that the two do not conflict.
 
 Lee, Jeong, Kim, Oh, Yun, "FedSOL: Stabilized Orthogonal Learning with Proximal Restrictions in Federated Learning",
 CVPR 2024.
 
-    paper            here
-    L_p, g_p         prox, `proximal`: its gradient
-    rho, Lambda      rho, scaling
-    eps_p* (eq. 8)   what `perturb.moved` adds to the weights of `where`
-    w_g              c.received["model"]
+    paper                    here
+    L_local                  `local_loss`: the inner method's criterion and the terms that the user added
+    L_p, g_p                 prox; `proximal`, its gradient
+    Lambda (eq. 7), rho      scaling, rho
+    eps_p* (eq. 8)           `perturbation`
+    grad L_local(w + eps)    `gradient`, the direction of every local step (alg. 1)
+    w_g                      c.received["model"]
 
-A step follows grad L_local(w + eps), L_local being the inner method's criterion and the terms that the user added.
 Inside FedSOL a method's own proximal gradient is g_p and no longer part of the step; all else of it stays.
-Paper and code differ: Lambda is normed over a layer (`paper`) or over each tensor's first dimension (`code`, which gave
-the results); head and rho 2 (paper) or all layers and rho 1 (code's configuration): the paper's are the defaults.
+Paper and code differ: Lambda is normalised over a layer (`paper`) or over each tensor's first dimension (`code`, which
+gave the results); head and rho 2 (paper) or all layers and rho 1 (code's configuration): the paper's are the defaults.
+The ablations (Table 12, projection of eq. 3) are in strategies.py, how one pass through the body serves both losses is
+in passes.py.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from unskew.base import tree
@@ -28,19 +32,52 @@ from unskew.base.errors import InputError
 from unskew.base.registry import param
 from unskew.base.tree import Groups, Tree
 from unskew.core import local_loop
-from unskew.core.context import ClientContext, ServerContext
+from unskew.core.context import ClientContext, Context, ServerContext
 from unskew.core.method import Method, methods
 from unskew.core.term import Term
 from unskew.core.wrapper import Wrapper
 from unskew.methods.fedavg import FedAvg
-from unskew.methods.fedsol.perturb import Scaling, Where, calm, moved, part, projected
-from unskew.methods.fedsol.proximal import See, check_plain, overrides, proximal_gradient, supervised
+from unskew.methods.fedsol import strategies
+from unskew.methods.fedsol.inner import check_inner, innermost, overrides
+from unskew.methods.fedsol.passes import Pass, Passes, keep_statistics
 from unskew.terms.kl import KL
 
-STRATEGIES = {
-    "A1": ("p", ""), "A2": ("w", "p"), "A3": ("p", "p"), "A4": ("c", "c"), "A5": ("w", "w"), "A6": ("p", "w"),
-}  # fmt: skip
-"""Table 12: where the gradients of L_local and (times beta) of L_p are taken: w, w + eps_p or w + eps_c."""
+Where = Literal["head", "body", "all"]
+Scaling = Literal["code", "paper", "tensor", "fixed"]
+TINY = 1e-12
+"""Guard of the norms that something is divided by, torch's own for `F.normalize`."""
+
+
+def perturbation(g_p: Tree, w: Tree, w_g: Tree, rho: float, scaling: Scaling, threshold: float) -> Tree:
+    """eps_p* = rho Lambda g_p / ||g_p|| (eq. 8), the norm over all names of `g_p`; Lambda = |w - w_g| / length (eq. 7).
+
+    A gradient not longer than `threshold` is rounding noise (at first w = w_g): its eps is 0. To autograd eps is constant.
+    """
+    with torch.no_grad():
+        norm = tree.norm(g_p)
+        radius = torch.where(norm > threshold, rho / (norm + TINY), 0.0)
+        if scaling == "fixed":  # Lambda = 1
+            return tree.scale(g_p, radius)
+        away = {name: (w[name] - w_g[name]).abs() for name in g_p}
+        length = lengths(away, scaling)
+        return {name: d * g_p[name] * (radius / length[name].clamp(min=TINY)) for name, d in away.items()}
+
+
+def lengths(away: Tree, scaling: Scaling) -> Tree:
+    """What |w - w_g| is divided by to give Lambda (eq. 7), for each name, in a shape that fits.
+
+    `code`: its norm along the first dimension of each tensor; `tensor`: its norm in each tensor; `paper`: its norm in
+    each layer, weight and bias together.
+    """
+    if scaling == "code":
+        return {name: torch.linalg.vector_norm(d, dim=0, keepdim=True) for name, d in away.items()}
+    if scaling == "tensor":
+        return {name: torch.linalg.vector_norm(d) for name, d in away.items()}
+    layers: dict[str, Tree] = {}
+    for name, d in away.items():
+        layers.setdefault(name.rpartition(".")[0], {})[name] = d
+    norms = {layer: tree.norm(own) for layer, own in layers.items()}
+    return {name: norms[name.rpartition(".")[0]] for name in away}
 
 
 @methods.register("fedsol")
@@ -67,83 +104,98 @@ class FedSOL(Wrapper):
     beta: float = param(default=1.0, ge=0, doc="strength of L_p in A2 to A6", source="our choice; the paper gives none")
     projection: bool = param(default=False, doc="ablation: project the local gradient instead (eq. 3)", source="paper")
 
-    def __post_init__(self) -> None:
-        """Refuses what would silently do something else."""
-        if self.projection and self.strategy != "A1":
-            raise InputError(f"fedsol: projection=true takes the place of a strategy, got strategy={self.strategy}")
-        check_plain("fedsol", self.inner)
-
-    def init(self, s: ServerContext) -> Groups:
-        """The inner method's."""
-        if not part(s, self.where):
-            raise InputError(f"fedsol(where={self.where}) has nothing to move: {self.inner} does not train that part")
-        return self.inner.init(s)
-
-    def train(self, c: ClientContext, params: Tree) -> Tree:
-        """Local training along this method's gradient; what the received model says is looked up where possible."""
-        asks = not self._is_plain and any(isinstance(term, KL) for term in self._losses())
-        return local_loop.sgd(c.with_taught() if asks else c, params, self.gradient)
-
-    def proximal(self, c: ClientContext, params: Tree, batch: Batch) -> Tree:
-        """g_p, the gradient of the proximal loss."""
-        return self._proximal(c, params, batch, c.trainable, lambda p: c.forward(p, batch.x))
+    # ------------------------------------------------------------------------------------ a local step
 
     def gradient(self, c: ClientContext, params: Tree, batch: Batch) -> Tree:
-        """grad L_local(w + eps_p), or what an ablation has instead."""
+        """grad L_local(w + eps_p*), descended from w (alg. 1)."""
         if self.projection:
-            return projected(self._local(c, params, batch), self.proximal(calm(c), params, batch))  # eq. 3
-        if self._is_plain:
-            return self._local(c, params, batch)
-        if self.strategy == "A1" and self.where == "head":
-            return self._with_head_moved(c, params, batch)
-        g_p = self.proximal(c, params, batch)
-        still = calm(c)  # BatchNorm's statistics are those of w, whose pass is behind us
-        place, prox_place = STRATEGIES[self.strategy]
-        if place == "c":
-            g_c = tree.add_scaled(self._local(still, params, batch), g_p, self.beta)
-        there = self._moved(c, params, g_c if place == "c" else g_p)
-        grads = self._local(still, params if place == "w" else there, batch)
-        if not prox_place:
-            return grads
-        g_p = g_p if prox_place == "w" else self.proximal(still, there, batch)
-        return tree.add_scaled(grads, g_p, self.beta)
+            return strategies.project(self, c, params, batch)
+        if self.strategy != "A1" or self.rho == 0:
+            return strategies.combine(self, c, params, batch)
 
-    @property
-    def _is_plain(self) -> bool:
-        """Whether nothing is moved nor added, as in FedAvg."""
-        return not self.projection and (self.strategy == "A0" or (self.strategy == "A1" and self.rho == 0))
+        def loss(w: Tree) -> Tensor:
+            passes = Passes(c, w, batch, body_once=self.where == "head")
+            g_p = self.proximal_gradient(c, w, batch, self.targets(c), passes.at_w)
+            return self.local_loss(keep_statistics(c), self.move(c, w, g_p), batch, passes.at_moved)
 
-    def _with_head_moved(self, c: ClientContext, params: Tree, batch: Batch) -> Tree:
-        """grad L_local(w + eps_p) where only the head is moved: one pass through the body serves both losses."""
+        return self.gradient_of(c, loss, params)
 
-        def loss(p: Tree) -> Tensor:
-            z = c.features(p, batch.x)
-            seen = z.detach()
-            g_p = self._proximal(c, p, batch, part(c, self.where), lambda q: Output(c.classify(q, seen), seen))
-            there = self._moved(c, p, g_p)
-            return supervised(self.inner, c, there, batch, Output(c.classify(there, z, "batch"), z))
+    def move(self, c: ClientContext, w: Tree, g_p: Tree) -> Tree:
+        """w + eps_p*; only what `where` names is moved."""
+        chosen = tree.select(g_p, self.targets(c))
+        eps = perturbation(chosen, w, c.received["model"], self.rho, self.scaling, self.threshold)
+        return {**w, **{name: w[name] + step for name, step in eps.items()}}
 
-        return self._noted(c, loss, params)
+    def local_loss(self, c: ClientContext, params: Tree, batch: Batch, look: Pass) -> Tensor:
+        """L_local: the inner method's criterion and the user's terms, without the terms that make the inner method."""
+        out = look(params)
+        value = self.inner.criterion(c, out, batch)
+        for term in (*innermost(self.inner).terms, *c.terms):
+            value = value + term(c, params, batch, out)
+        return value
 
-    def _local(self, c: ClientContext, params: Tree, batch: Batch) -> Tree:
-        """grad L_local(params)."""
-        return self._noted(c, lambda p: supervised(self.inner, c, p, batch, c.forward(p, batch.x)), params)
+    def proximal_gradient(self, c: ClientContext, w: Tree, batch: Batch, names: tuple[str, ...], look: Pass) -> Tree:
+        """g_p = grad L_p(w) for these names; BatchNorm's running statistics follow from this one pass `look` at w."""
+        if losses := self.proximal_losses():
 
-    def _noted(self, c: ClientContext, loss: Callable[[Tree], Tensor], params: Tree) -> Tree:
-        grads, value = c.grad_and_value(loss, params)
-        c.diagnostics.note("train_loss", value)
-        return grads
+            def value(p: Tree) -> Tensor:
+                out = look(p)
+                return torch.stack([term(c, p, batch, out) for term in losses]).sum()
 
-    def _proximal(self, c: ClientContext, params: Tree, batch: Batch, names: tuple[str, ...], see: See) -> Tree:
-        return proximal_gradient(self.inner, self._losses(), c, params, batch, names, see)
+            return c.grad(value, w, names)
+        if c.has_batchnorm:
+            with torch.no_grad():
+                look(w)
+        given = self.inner.proximal(keep_statistics(c), w, batch)
+        return tree.zeros_like(tree.select(w, names)) if given is None else tree.select(given, names)
 
-    def _losses(self) -> tuple[Term, ...]:
-        """The terms whose gradient is g_p; none: the inner method corrects gradients itself (SCAFFOLD's c - c_k)."""
+    def proximal_losses(self) -> tuple[Term, ...]:
+        """L_p as terms; none: the inner method corrects gradients itself (SCAFFOLD's c - c_k)."""
         if self.prox is not None:
             return (self.prox,)
         return () if overrides(self.inner, "proximal") else self.inner.own_terms() or (KL(),)
 
-    def _moved(self, c: ClientContext, params: Tree, direction: Tree) -> Tree:
-        """w + eps."""
-        chosen = tree.select(direction, part(c, self.where))
-        return {**params, **moved(params, chosen, c.received["model"], self.rho, self.scaling, self.threshold)}
+    def targets(self, context: Context) -> tuple[str, ...]:
+        """The trained parameters that are moved: of the head (the network's last child module), the body, or all."""
+        if self.where == "all":
+            return context.trainable
+        head = context.names.match(("head.*",))
+        return tuple(name for name in context.trainable if (name in head) == (self.where == "head"))
+
+    # ----------------------------------------------------------------------------------- other slots
+
+    def train(self, c: ClientContext, params: Tree) -> Tree:
+        """Local training along `gradient`; what the received model says is looked up where possible."""
+        moves = self.projection or (self.strategy != "A0" and (self.strategy != "A1" or self.rho > 0))
+        asks = moves and any(isinstance(term, KL) for term in self.proximal_losses())
+        return local_loop.sgd(c.with_taught() if asks else c, params, self.gradient)
+
+    def proximal(self, c: ClientContext, params: Tree, batch: Batch) -> Tree:
+        """g_p for all trained parameters."""
+        return self.proximal_gradient(c, params, batch, c.trainable, lambda p: c.forward(p, batch.x))
+
+    def local_gradient(self, c: ClientContext, params: Tree, batch: Batch) -> Tree:
+        """grad L_local(params)."""
+
+        def look(p: Tree) -> Output:
+            return c.forward(p, batch.x)
+
+        return self.gradient_of(c, lambda p: self.local_loss(c, p, batch, look), params)
+
+    def gradient_of(self, c: ClientContext, loss: Callable[[Tree], Tensor], params: Tree) -> Tree:
+        """The gradient of a loss, whose value is noted as the step's."""
+        grads, value = c.grad_and_value(loss, params)
+        c.diagnostics.note("train_loss", value)
+        return grads
+
+    def init(self, s: ServerContext) -> Groups:
+        """The inner method's; refuses to move what is not trained."""
+        if not self.targets(s):
+            raise InputError(f"fedsol(where={self.where}) has nothing to move: {self.inner} does not train that part")
+        return self.inner.init(s)
+
+    def __post_init__(self) -> None:
+        """Refuses what would silently do something else."""
+        if self.projection and self.strategy != "A1":
+            raise InputError(f"fedsol: projection=true takes the place of a strategy, got strategy={self.strategy}")
+        check_inner("fedsol", self.inner)

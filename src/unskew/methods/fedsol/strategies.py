@@ -1,0 +1,59 @@
+"""FedSOL's ablations: other combinations of the two gradients (Table 12), and projection instead of moving (eq. 3)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from unskew.base import tree
+from unskew.base.batch import Batch
+from unskew.base.tree import Tree
+from unskew.core.context import ClientContext
+from unskew.methods.fedsol.passes import keep_statistics
+
+if TYPE_CHECKING:
+    from unskew.methods.fedsol.method import FedSOL
+
+
+def combine(sol: FedSOL, c: ClientContext, w: Tree, batch: Batch) -> Tree:
+    """The step's direction by Table 12; A1 is FedSOL itself, and with rho = 0 equals A0."""
+    if sol.strategy in ("A0", "A1"):
+        return sol.local_gradient(c, w, batch)
+    still = keep_statistics(c)  # BatchNorm's statistics are those of the first pass at w
+
+    def g_l(at: Tree) -> Tree:
+        return sol.local_gradient(still, at, batch)
+
+    def g_p(at: Tree) -> Tree:
+        return sol.proximal(still, at, batch)
+
+    def add(local: Tree, proximal: Tree) -> Tree:
+        return tree.add_scaled(local, proximal, sol.beta)
+
+    g_p_w = sol.proximal(c, w, batch)
+    if sol.strategy == "A4":
+        there = sol.move(c, w, add(g_l(w), g_p_w))  # w + eps_c, along g_c = g_l + beta g_p
+        return add(g_l(there), g_p(there))
+    there = sol.move(c, w, g_p_w)  # w + eps_p
+    match sol.strategy:
+        case "A2":
+            return add(g_l(w), g_p(there))
+        case "A3":
+            return add(g_l(there), g_p(there))
+        case "A5":
+            return add(g_l(w), g_p_w)
+        case _:  # A6
+            return add(g_l(there), g_p_w)
+
+
+def project(sol: FedSOL, c: ClientContext, w: Tree, batch: Batch) -> Tree:
+    """g_l without its part that opposes g_p (eq. 3); nothing is moved."""
+    return remove_conflict(sol.local_gradient(c, w, batch), sol.proximal(keep_statistics(c), w, batch))
+
+
+def remove_conflict(grads: Tree, against: Tree) -> Tree:
+    """`grads` without its part that opposes `against`, both taken as one vector."""
+    product, square = tree.dot(grads, against), tree.sqnorm(against)
+    share = torch.where((product < 0) & (square > 0), product / torch.where(square > 0, square, 1.0), 0.0)
+    return tree.add_scaled(grads, against, -share)
