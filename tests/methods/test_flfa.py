@@ -23,6 +23,7 @@ from unskew.core.round_loop import rounds
 from unskew.data.dataset import Samples
 from unskew.executors.stacked.lanes import Lanes
 from unskew.methods.flfa import feedback as fb
+from unskew.methods.flfa.direct import draw_projection
 from unskew.methods.flfa.method import FLFA
 from unskew.methods.flfa.selection import similarity, skewness
 from unskew.models.base import Model
@@ -184,7 +185,7 @@ def test_direct_feedback(name, monkeypatch):
     start = given.tree(file.inputs["params_global"])
     drawn = {given.names[layer]: double(file.inputs.get(f"R_{layer}", [])) for layer in given.layers}
     monkeypatch.setattr(
-        "unskew.methods.flfa.method.random_projection", lambda seed, layer, classes, outputs: drawn[layer]
+        "unskew.methods.flfa.method.draw_projection", lambda seed, layer, classes, outputs: drawn[layer]
     )
     for case, expected in file.expected.items():
         if case == "error_output":
@@ -271,7 +272,7 @@ def gradients(layer, x, out):
 def test_a_layer_equals_the_composite_expression(kind):
     layer, x, fixed = made(kind)
     scale = torch.tensor(0.7, dtype=torch.float64)
-    out = fb.aligned(layer, x, fixed, scale)
+    out = fb.apply_feedback(layer, x, fixed, scale)
     assert torch.equal(out, layer(x))
     found = gradients(layer, x, out)
     constants = {name: value.detach() for name, value in layer.named_parameters()} | {"weight": scale * fixed}
@@ -288,7 +289,7 @@ def test_a_layer_with_its_own_weight_as_feedback_is_backpropagation_bit_for_bit(
     if channels_last and x.dim() == 4:
         layer = layer.to(memory_format=torch.channels_last)
         x = x.detach().contiguous(memory_format=torch.channels_last).requires_grad_()
-    mine = gradients(layer, x, fb.aligned(layer, x, layer.weight.detach().clone(), torch.ones(())))
+    mine = gradients(layer, x, fb.apply_feedback(layer, x, layer.weight.detach().clone(), torch.ones(())))
     theirs = gradients(layer, x, layer(x))
     assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
 
@@ -308,7 +309,7 @@ def test_a_layer_of_many_clients_equals_each_client_alone(kind, shared):
         for name, value in own.items():
             layer._parameters[name] = value
         x = x * own["weight"].sum()  # its gradient goes through the feedback
-        return fb.aligned(layer, x, fixed, scale).square().sum()
+        return fb.apply_feedback(layer, x, fixed, scale).square().sum()
 
     with lanes:
         inside = {name: lanes.wrap(value) for name, value in params.items()}
@@ -329,7 +330,7 @@ def test_a_layer_of_many_clients_equals_each_client_alone(kind, shared):
 def test_a_layer_under_autocast(kind):
     layer, x, _ = made(kind, torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
-        mine, theirs = fb.aligned(layer, x, layer.weight.detach(), torch.ones(())), layer(x)
+        mine, theirs = fb.apply_feedback(layer, x, layer.weight.detach(), torch.ones(())), layer(x)
     assert mine.dtype == theirs.dtype == torch.bfloat16
     for a, b in zip(gradients(layer, x, mine.float()), gradients(layer, x, theirs.float()), strict=True):
         torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2)
@@ -341,7 +342,7 @@ def test_a_layer_with_a_forward_pass_of_its_own_is_refused():
             return 2 * super().forward(x)
 
     with pytest.raises(InputError, match="Scaled with a forward pass of its own"):
-        fb.aligned(Scaled(2, 2), torch.zeros(1, 2), torch.zeros(2, 2), torch.ones(()))
+        fb.apply_feedback(Scaled(2, 2), torch.zeros(1, 2), torch.zeros(2, 2), torch.ones(()))
 
 
 # ------------------------------------------------------------------------------------ by hand, identities
@@ -419,9 +420,9 @@ def test_steps_on_something_else_than_the_model_are_let_pass():
 
 
 def test_random_feedback_is_the_same_for_all_clients_and_rounds():
-    assert torch.equal(fb.random_projection(1, "fc", 10, 7), fb.random_projection.__wrapped__(1, "fc", 10, 7))
-    assert not torch.equal(fb.random_projection(1, "fc", 10, 7), fb.random_projection(2, "fc", 10, 7))
-    drawn = fb.random_projection(0, "fc", 16, 4000)
+    assert torch.equal(draw_projection(1, "fc", 10, 7), draw_projection.__wrapped__(1, "fc", 10, 7))
+    assert not torch.equal(draw_projection(1, "fc", 10, 7), draw_projection(2, "fc", 10, 7))
+    drawn = draw_projection(0, "fc", 16, 4000)
     assert drawn.shape == (4000, 16) and float(drawn.std()) == pytest.approx(1 / 4, rel=0.02)
 
 

@@ -51,7 +51,7 @@ TINY = 1e-12
 def perturbation(g_p: Tree, w: Tree, w_g: Tree, rho: float, scaling: Scaling, threshold: float) -> Tree:
     """eps_p* = rho Lambda g_p / ||g_p|| (eq. 8), the norm over all names of `g_p`; Lambda = |w - w_g| / length (eq. 7).
 
-    A gradient not longer than `threshold` is rounding noise (at first w = w_g): its eps is 0. To autograd eps is constant.
+    A gradient not longer than `threshold` is rounding noise (at first w = w_g): its eps is 0. eps has no gradient.
     """
     with torch.no_grad():
         norm = tree.norm(g_p)

@@ -1,28 +1,31 @@
-"""Layers whose backward pass hands down another weight's error signal: feedback alignment for Linear and Conv2d.
+"""The feedback rule: the error signal goes down a layer through B instead of the layer's own weight w.
 
-Forward, weight and bias gradients are the layer's own; the input's gradient is computed with B = scale * fixed in
-place of the weight. B itself is never made: the scale goes onto the error signal, so a scale of exactly 1 with
-`fixed` equal to the weight gives ordinary backpropagation bit for bit, and a step costs no second product.
+    forward     y = x w^T + b                               the client's own weight
+    backward    dL/dw = delta^T x,  dL/db = sum of delta    as in backpropagation
+                dL/dx = delta B                             instead of delta w
+    B           (||w|| / ||W||) W                           W: the received weight; scaled again before each step
+
+The same holds for convolutions. B itself is never made: its scale is applied to the error signal, so a scale of exactly
+1 with W equal to w gives ordinary backpropagation bit for bit, and a step costs no second product.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unskew.base import seeds
 from unskew.base.batch import Output
 from unskew.base.errors import InputError
 from unskew.base.tree import Tree
 from unskew.core.context import ClientContext
 from unskew.core.net import Layer, Mode, Part
+from unskew.methods.flfa.stacking import ConvSettings, stack_conv, stack_linear
 
 
 class LinearFeedback(torch.autograd.Function):
@@ -46,7 +49,7 @@ class LinearFeedback(torch.autograd.Function):
     def backward(ctx: Any, error: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         """delta B, delta^T x and the sum of delta."""
         x, fixed, scale = ctx.saved_tensors
-        down = (error * scale.to(error.dtype)) @ fixed if ctx.needs_input_grad[0] else None
+        down = (error * scale.to(error.dtype)) @ fixed if ctx.needs_input_grad[0] else None  # delta B
         if not ctx.stacked:  # all leading dimensions are samples, as in F.linear
             x, error = x.reshape(-1, x.shape[-1]), error.reshape(-1, error.shape[-1])
         weight = error.mT @ x if ctx.needs_input_grad[1] else None
@@ -55,22 +58,8 @@ class LinearFeedback(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *given: Any) -> tuple[Tensor, int]:
-        """Many clients at once: one batched product each way; feedback that they share stays single."""
-        x, weight, bias = (_in_front(*each, info.batch_size) for each in zip(given[:3], in_dims, strict=False))
-        fixed, scale = given[3:]
-        fixed = fixed if in_dims[3] is None else fixed.movedim(in_dims[3], 0)
-        scale = scale if in_dims[4] is None else scale.view(-1, 1, 1)
-        out: Tensor = _linear(x.reshape(len(x), -1, x.shape[-1]), weight, bias, fixed, scale)
-        return out.view(*x.shape[:-1], -1), 0
-
-
-class ConvSettings(NamedTuple):
-    """What a convolution is besides its weights."""
-
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-    dilation: tuple[int, ...]
-    groups: int
+        """Many clients at once."""
+        return stack_linear(_linear, info.batch_size, in_dims, given)
 
 
 class ConvFeedback(torch.autograd.Function):
@@ -101,65 +90,8 @@ class ConvFeedback(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *given: Any) -> tuple[Tensor, int]:
-        """Many clients at once: each is a group of channels of its own, as in torch's own rule."""
-        *tensors, settings = given
-        clients = info.batch_size
-        x, weight, bias, fixed, scale = (_in_front(*each, clients) for each in zip(tensors, in_dims, strict=False))
-        channels = x.shape[2]
-        side_by_side = x.transpose(0, 1).flatten(1, 2)
-        out: Tensor = _conv(
-            side_by_side,
-            weight.flatten(0, 1),
-            None if bias is None else bias.flatten(),
-            fixed.flatten(0, 1),
-            scale.repeat_interleave(channels).view(1, -1, 1, 1),
-            settings._replace(groups=settings.groups * clients),
-        )
-        return out.view(len(out), clients, -1, *out.shape[2:]), 1
-
-
-_linear: Any = LinearFeedback.apply
-_conv: Any = ConvFeedback.apply
-
-
-def _in_front(value: Any, dim: int | None, clients: int) -> Any:
-    """A tensor with the clients' dimension in front; one that they share is expanded."""
-    if value is None:
-        return None
-    return value.expand(clients, *value.shape) if dim is None else value.movedim(dim, 0)
-
-
-def aligned(layer: Any, x: Tensor, fixed: Tensor, scale: Tensor) -> Tensor:
-    """What the layer makes of `x`; the error signal goes down through `scale * fixed`."""
-    if type(layer).forward not in (nn.Linear.forward, nn.Conv2d.forward):
-        raise InputError(
-            f"feedback alignment expected a plain Linear or Conv2d, got {type(layer).__name__} with a forward pass of "
-            "its own; choose another layer with select=fixed:NAME"
-        )
-    weight, bias = layer.weight, layer.bias
-    if torch.is_autocast_enabled(x.device.type):
-        dtype = torch.get_autocast_dtype(x.device.type)
-        x, weight, fixed = x.to(dtype), weight.to(dtype), fixed.to(dtype)
-        bias = None if bias is None else bias.to(dtype)
-    if isinstance(layer, nn.Linear):
-        return _linear(x, weight, bias, fixed, scale)  # type: ignore[no-any-return]
-    x, padding = _padded(layer, x)
-    settings = ConvSettings(layer.stride, padding, layer.dilation, layer.groups)
-    return _conv(x, weight, bias, fixed, scale, settings)  # type: ignore[no-any-return]
-
-
-def _padded(layer: Any, x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
-    """The input with padding that a convolution cannot do by itself, and the padding that is left to do."""
-    if layer.padding_mode != "zeros":
-        return F.pad(x, layer._reversed_padding_repeated_twice, mode=layer.padding_mode), (0, 0)
-    if layer.padding == "valid":
-        return x, (0, 0)
-    if layer.padding != "same":
-        return x, layer.padding
-    whole = [dilation * (size - 1) for dilation, size in zip(layer.dilation, layer.kernel_size, strict=True)]
-    if any(each % 2 for each in whole):  # one more at the end, as torch does
-        x = F.pad(x, (0, whole[1] % 2, 0, whole[0] % 2))
-    return x, tuple(each // 2 for each in whole)
+        """Many clients at once."""
+        return stack_conv(_conv, info.batch_size, in_dims, given)
 
 
 class Feedback:
@@ -213,52 +145,41 @@ class Feedback:
         return replace(c, forward=forward, before_step=(*c.before_step, self.watch))
 
     def _pass(self, name: str, layer: nn.Module, x: Tensor) -> Tensor:
-        return aligned(layer, x, self._fixed[name], self._scales[name])
+        return apply_feedback(layer, x, self._fixed[name], self._scales[name])
 
 
-class DirectFeedback:
-    """Direct feedback alignment: the error signal of a layer is (R e) * f'(z), e the gradient at the logits.
-
-    The pass above the layer sees a constant; what makes up for it is added to the logits as a value of zero whose
-    gradient is R e. f is taken for a ReLU at the layer's own output z.
-    """
-
-    def __init__(self, random: Mapping[str, Callable[[int], Tensor]]) -> None:
-        """`random`: layer → what gives R_l, [outputs per sample, classes], for a number of outputs."""
-        self._random = random
-
-    def within(self, c: ClientContext) -> ClientContext:
-        """The visit with direct feedback in every whole pass; passes of the body or the head alone are ordinary."""
-
-        def forward(
-            params: Tree, x: Tensor, mode: Mode = "train", buffers: Tree | None = None,
-            layers: Mapping[str, Layer] | None = None, part: Part = "whole",
-        ) -> Output:  # fmt: skip
-            if not (self._random and part == "whole" and torch.is_grad_enabled()):
-                return c.forward(params, x, mode, buffers, layers, part)
-            seen: Tree = {}
-            own: dict[str, Layer] = {layer: partial(_cut, seen, layer) for layer in self._random}
-            out = c.forward(params, x, mode, buffers, {**own, **(layers or {})}, part)
-            carried = [self._carried(layer, z) for layer, z in seen.items()]
-            return Output(sum(carried, out.logits), out.features)
-
-        # told of every step like `Feedback`: a compiled step would not notice that other layers were chosen
-        return replace(c, forward=forward, before_step=(*c.before_step, lambda params: None))
-
-    def _carried(self, layer: str, z: Tensor) -> Tensor:
-        active = (z * (z.detach() > 0)).flatten(1)
-        carrier = active @ self._random[layer](active.shape[1]).to(z)
-        return carrier - carrier.detach()
+_linear: Any = LinearFeedback.apply
+_conv: Any = ConvFeedback.apply
 
 
-def _cut(seen: Tree, name: str, layer: nn.Module, x: Tensor) -> Tensor:
-    seen[name] = type(layer).forward(layer, x)
-    return seen[name].detach()
+def apply_feedback(layer: Any, x: Tensor, fixed: Tensor, scale: Tensor) -> Tensor:
+    """What the layer makes of `x`; the error signal goes down through `scale * fixed`."""
+    if type(layer).forward not in (nn.Linear.forward, nn.Conv2d.forward):
+        raise InputError(
+            f"feedback alignment expected a plain Linear or Conv2d, got {type(layer).__name__} with a forward pass of "
+            "its own; choose another layer with select=fixed:NAME"
+        )
+    weight, bias = layer.weight, layer.bias
+    if torch.is_autocast_enabled(x.device.type):
+        dtype = torch.get_autocast_dtype(x.device.type)
+        x, weight, fixed = x.to(dtype), weight.to(dtype), fixed.to(dtype)
+        bias = None if bias is None else bias.to(dtype)
+    if isinstance(layer, nn.Linear):
+        return _linear(x, weight, bias, fixed, scale)  # type: ignore[no-any-return]
+    x, padding = _pad(layer, x)
+    settings = ConvSettings(layer.stride, padding, layer.dilation, layer.groups)
+    return _conv(x, weight, bias, fixed, scale, settings)  # type: ignore[no-any-return]
 
 
-@lru_cache(maxsize=8)
-def random_projection(seed: int, layer: str, classes: int, outputs: int) -> Tensor:
-    """R of a layer, [outputs, classes], standard deviation 1/sqrt(classes): the same for all clients and rounds."""
-    # numpy's generator: inside a stack of clients torch's would draw for each of them
-    draws = np.random.default_rng(seeds.number(seed, f"flfa/dfa/{layer}")).standard_normal((outputs, classes))
-    return torch.from_numpy(draws.astype(np.float32) / classes**0.5)
+def _pad(layer: Any, x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+    """The input with padding that a convolution cannot do by itself, and the padding that is left to do."""
+    if layer.padding_mode != "zeros":
+        return F.pad(x, layer._reversed_padding_repeated_twice, mode=layer.padding_mode), (0, 0)
+    if layer.padding == "valid":
+        return x, (0, 0)
+    if layer.padding != "same":
+        return x, layer.padding
+    whole = [dilation * (size - 1) for dilation, size in zip(layer.dilation, layer.kernel_size, strict=True)]
+    if any(each % 2 for each in whole):  # one more at the end, as torch does
+        x = F.pad(x, (0, whole[1] % 2, 0, whole[0] % 2))
+    return x, tuple(each // 2 for each in whole)

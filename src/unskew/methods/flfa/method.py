@@ -5,9 +5,13 @@ method that trains by gradients: layers below the chosen one follow a path that 
 
     paper              here
     W^r, w_i^r         c.received["model"], params
-    B_l (alg. 1, 16)   (||w_l|| / ||W_l||) W_l, rescaled before each step; `core/feedback.py`
-    z^l (eq. 14)       merged["similarity"], over the updates of the round before
+    delta_{l-1}        feedback.py: delta_l B_l in the backward pass of a chosen layer, the forward pass with w_l
+    B_l (alg. 1, 16)   (||w_l|| / ||W_l||) W_l, scaled again before each step: `Feedback` in feedback.py
+    z^l (eq. 14)       merged["similarity"], over the updates of the round before: selection.py
     N_FA               n_layers
+
+A round: the server sends the model and the layers chosen after the round before; `prepare` puts feedback into these
+layers of every pass at the client; the inner method trains as ever; `update` measures z^l and chooses anew.
 
 No official code is public. What the paper leaves open: the norm is a layer's (its line 16 has no index); the first
 round is ordinary backpropagation, since nothing is measured yet; feedback in the first layer of a network changes
@@ -30,10 +34,9 @@ from unskew.core.method import Method, methods
 from unskew.core.reducers import Reducers
 from unskew.core.wrapper import Wrapper, nested
 from unskew.methods.fedavg import FedAvg
-from unskew.methods.flfa.feedback import DirectFeedback, Feedback, random_projection
-from unskew.methods.flfa.selection import highest, lowest, similarity, skewness
-
-RULES = {"lowest": lowest, "highest": highest}
+from unskew.methods.flfa.direct import DirectFeedback, draw_projection
+from unskew.methods.flfa.feedback import Feedback
+from unskew.methods.flfa.selection import RULES, decide_rule, similarity, skewness
 
 
 @methods.register("flfa")
@@ -58,22 +61,26 @@ class FLFA(Wrapper):
         default=False, doc="ablation: direct feedback of the error at the logits instead", source="paper, ablation"
     )
 
-    def __post_init__(self) -> None:
-        """Refuses what cannot be combined."""
-        if self.select not in (*RULES, "auto") and not self._fixed():
-            raise InputError(f"flfa.select: expected lowest, highest, auto or fixed:LAYER, got '{self.select}'")
-        if "delta" not in self.inner.reducers:
-            raise InputError(f"flfa needs a method whose clients train the model and send how it moved; "
-                             f"{self.inner.name} does not, wrap another")  # fmt: skip
-        if any(isinstance(method, FLFA) for method in nested(self.inner)):
-            raise InputError(f"flfa cannot stand inside flfa, got {self.inner}; choose more layers with n_layers")
-        if self.dfa and (self.feedback == "random" or not self.scaling):
-            raise InputError("flfa: dfa=true knows no feedback weights; leave out feedback and scaling")
-
     @property
     def reducers(self) -> Reducers:  # type: ignore[override]
         """The inner method's, and the similarity of its updates where layers are chosen by it."""
         return self.inner.reducers if self._fixed() else {**self.inner.reducers, "similarity": ("delta", similarity)}
+
+    # -------------------------------------------------------------------------------------- a client
+
+    def prepare(self, c: ClientContext) -> ClientContext:
+        """A context whose passes hand errors down by feedback in the chosen layers."""
+        chosen = [c.names.layers[place] for place in c.message["feedback"]["layers"].tolist()]
+        if self.dfa:
+            acting = [layer for layer in chosen if self._acts(c, layer)]
+            drawn = {layer: partial(draw_projection, c.seed, layer, c.num_classes) for layer in acting}
+            return self.inner.prepare(DirectFeedback(drawn).within(c))
+        weights = c.received["model"]
+        if self.feedback == "random" and chosen:
+            weights = c.fresh(seeds.number(c.seed, "flfa/random"))
+        feedback = Feedback({layer: weights[f"{layer}.weight"] for layer in chosen}, self.scaling)
+        feedback.watch(c.received["model"])  # B has the norm of w = W from the first use on
+        return self.inner.prepare(feedback.within(c))
 
     # ------------------------------------------------------------------------------------- the server
 
@@ -101,10 +108,9 @@ class FLFA(Wrapper):
         if not self._fixed():
             measured = merged["similarity"]
             z = {layer: float(measured[layer]) for layer in self.candidates(s) if layer in measured}
-            g1 = skewness(list(z.values()))
-            rule = rule or (self.select if self.select in RULES else "lowest" if g1 > 0 else "highest")
+            rule = rule or (self.select if self.select in RULES else decide_rule(z))
             chosen = RULES[rule](z, self.n_layers)
-            s.record.update(similarity=z, skewness=g1, rule=rule, next_layers=chosen)
+            s.record.update(similarity=z, skewness=skewness(list(z.values())), rule=rule, next_layers=chosen)
         inner = self.inner.update(s, server, {name: value for name, value in merged.items() if name != "similarity"})
         return {**inner, "feedback": self._state(s, chosen, rule, idle)}
 
@@ -131,18 +137,14 @@ class FLFA(Wrapper):
         kind, _, named = self.select.partition(":")
         return named.split("+") if kind == "fixed" and named else []
 
-    # -------------------------------------------------------------------------------------- a client
-
-    def prepare(self, c: ClientContext) -> ClientContext:
-        """A context whose passes hand errors down by feedback in the chosen layers."""
-        chosen = [c.names.layers[place] for place in c.message["feedback"]["layers"].tolist()]
-        if self.dfa:
-            acting = [layer for layer in chosen if self._acts(c, layer)]
-            drawn = {layer: partial(random_projection, c.seed, layer, c.num_classes) for layer in acting}
-            return self.inner.prepare(DirectFeedback(drawn).within(c))
-        received = c.received["model"]
-        weights = c.fresh(seeds.number(c.seed, "flfa/random")) if self.feedback == "random" and chosen else received
-        feedback = Feedback({layer: weights[f"{layer}.weight"] for layer in chosen}, self.scaling)
-        if weights is not received:
-            feedback.watch(received)  # scaled at its first use
-        return self.inner.prepare(feedback.within(c))
+    def __post_init__(self) -> None:
+        """Refuses what cannot be combined."""
+        if self.select not in (*RULES, "auto") and not self._fixed():
+            raise InputError(f"flfa.select: expected lowest, highest, auto or fixed:LAYER, got '{self.select}'")
+        if "delta" not in self.inner.reducers:
+            raise InputError(f"flfa needs a method whose clients train the model and send how it moved; "
+                             f"{self.inner.name} does not, wrap another")  # fmt: skip
+        if any(isinstance(method, FLFA) for method in nested(self.inner)):
+            raise InputError(f"flfa cannot stand inside flfa, got {self.inner}; choose more layers with n_layers")
+        if self.dfa and (self.feedback == "random" or not self.scaling):
+            raise InputError("flfa: dfa=true knows no feedback weights; leave out feedback and scaling")

@@ -1,4 +1,4 @@
-"""How alike the clients' updates are, layer by layer: their mean cosine to the plain mean, and its skewness."""
+"""Which layers get feedback: by how alike the clients' updates are, layer by layer (eq. 14), and by their skewness."""
 
 from __future__ import annotations
 
@@ -77,3 +77,11 @@ def lowest(values: dict[str, float], count: int) -> list[str]:
 def highest(values: dict[str, float], count: int) -> list[str]:
     """The names of the `count` largest values, descending; of equal ones the first."""
     return sorted(values, key=lambda name: -round(values[name], EQUAL))[:count]
+
+
+RULES = {"lowest": lowest, "highest": highest}
+
+
+def decide_rule(z: dict[str, float]) -> str:
+    """`auto` (Sec. 13.2): lowest similarity where most layers have a low one (skewness above 0), else highest."""
+    return "lowest" if skewness(list(z.values())) > 0 else "highest"
