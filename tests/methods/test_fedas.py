@@ -22,7 +22,7 @@ from unskew.core.wrapper import Wrapper
 from unskew.data.batches import LocalData, Pipeline
 from unskew.data.dataset import Samples
 from unskew.data.transforms import transforms
-from unskew.methods.fedas.fisher import buffers_by_trace, mean_by_trace, shares, trace
+from unskew.methods.fedas.fisher import buffers_by_trace, fisher_trace, mean_by_trace, shares
 from unskew.methods.fedas.method import FedAS
 from unskew.models.base import Model
 from unskew.runs import building, engine
@@ -145,9 +145,9 @@ def test_local_training_and_fisher_traces(name, kind, key):
     file = golden(name)
     for k, (c, params) in enumerate(trained(file, FedAS(fisher=kind))):
         assert_params(params, file.expected["params_after_local"][k], file)
-        close(trace(c, params, kind), file.expected["tfim_alternatives"][key][k], file)
+        close(fisher_trace(c, params, kind), file.expected["tfim_alternatives"][key][k], file)
         if kind == "batch":
-            close(trace(c, params, kind), file.expected["tfim_official"][k], file)
+            close(fisher_trace(c, params, kind), file.expected["tfim_official"][k], file)
 
 
 def merged(file, **options):
@@ -250,14 +250,14 @@ def test_trace_by_hand(kind, batch, expected):
     if (kind, batch) == ("batch", 1):  # a last sample alone would join the one before: give it company
         c = replace(c, data=Client([{"x": [[1.0]], "y": [0]}, {"x": [[3.0]], "y": [0]}], 2))
         params = {name: value.double() for name, value in params.items()}
-    assert trace(c, params, kind).item() == pytest.approx(expected)
+    assert fisher_trace(c, params, kind).item() == pytest.approx(expected)
 
 
 def test_a_trace_that_is_not_finite_costs_no_client_its_place():
     task = scalar_task(FedAS())
     c = visit(task, 0, task.initial["model"])
     huge = {"body.weight": torch.full((1, 1), 1e30), "head.weight": torch.zeros(2, 1)}
-    assert trace(c, huge, "batch").item() == -1
+    assert fisher_trace(c, huge, "batch").item() == -1
     for rule in RULES:
         assert shares([4.0, -1.0], [10, 30], rule) == [0.25, 0.75] == streamed([4.0, -1.0], [10, 30], rule).tolist()
         assert shares([4.0, math.nan], [10, 30], rule) == [0.25, 0.75]

@@ -14,14 +14,15 @@ from unskew.core.context import Diagnostics
 from unskew.core.jobs import Reply
 from unskew.core.net import Net
 from unskew.core.reducers import total
-from unskew.methods.fedblade import FedBlade
+from unskew.methods.fedblade import FedBlade, merge_means
 from unskew.methods.fedetf import FedETF
 from unskew.models.base import Model, architectures, build
 from unskew.models.etf import ETFHead, head_inputs, simplex
 from unskew.models.sizes import count_parameters
 from unskew.runs import building
-from unskew.terms import correlation, prototypes
+from unskew.terms import lddecorr
 from unskew.terms.bilateral_alignment import FeatureAlignment, ProjectorAlignment
+from unskew.terms.correlation import standardise
 from unskew.terms.feddecorr import Decorrelate
 from unskew.terms.lddecorr import LDDecorr
 
@@ -171,7 +172,7 @@ def test_lddecorr(name, padding):
         assert_close(value.detach(), expected["loss"], file)
         assert_close(z.grad[:count], expected["grad"], file)
         assert not z.grad[count:].any()
-        x, degrees = correlation.standardised(z.detach(), mask, file.constants["var_eps"])
+        x, degrees = standardise(z.detach(), mask, file.constants["var_eps"])
         torch.testing.assert_close(torch.linalg.eigvalsh(x.T @ x / degrees), double(expected["eigenvalues"]),
                                    rtol=file.rtol, atol=1e-9)  # fmt: skip
         if key == "dead_column":
@@ -232,20 +233,20 @@ def test_degenerate_batches_have_finite_values_and_gradients(term, z):
 
 def test_a_matrix_without_factor_gets_more_jitter_then_is_skipped():
     nearly = torch.diag(torch.tensor([1.0, -5e-4]))
-    inverse, log_det, used, done = correlation._factorised(nearly, 1e-4)
+    inverse, log_det, used, done = lddecorr._factorise(nearly, 1e-4)
     assert done and used.item() == pytest.approx(1e-3)
     assert log_det.item() == pytest.approx(torch.logdet(nearly + 1e-3 * torch.eye(2)).item(), rel=1e-4)
     torch.testing.assert_close(inverse, torch.linalg.inv(nearly + 1e-3 * torch.eye(2)))
-    hopeless = correlation._factorised(torch.diag(torch.tensor([1.0, -1.0])), 1e-4)
+    hopeless = lddecorr._factorise(torch.diag(torch.tensor([1.0, -1.0])), 1e-4)
     assert not hopeless[3] and not hopeless[0].any() and hopeless[1] == 0
     grams = torch.stack([nearly, torch.diag(torch.tensor([1.0, -1.0])), torch.eye(2)])
-    stacked = torch.vmap(lambda gram: correlation._factorised(gram, 1e-4))(grams)
+    stacked = torch.vmap(lambda gram: lddecorr._factorise(gram, 1e-4))(grams)
     assert stacked[3].tolist() == [True, False, True]
     torch.testing.assert_close(stacked[0][:2], torch.stack([inverse, hopeless[0]]))
 
 
 def test_skipped_batches_are_counted(monkeypatch):
-    monkeypatch.setattr(correlation, "_factorised", lambda gram, jitter: (
+    monkeypatch.setattr(lddecorr, "_factorise", lambda gram, jitter: (
         torch.zeros_like(gram), torch.zeros(()), torch.tensor(jitter), torch.tensor(False)))  # fmt: skip
     c, z = visit(), torch.rand(4, 3).requires_grad_()
     value = LDDecorr()(c, {}, batch_of(z), Output(z, z))
@@ -352,7 +353,7 @@ def test_fedblade_prototypes(name):
         after = FedBlade().update(SimpleNamespace(record={}), server, {"delta": {}, "prototypes": merged})
         assert_close(after["prototypes"]["means"], file.expected["global_new"], file)
         assert after["prototypes"]["available"].all()
-        first = prototypes.merged_means({"means": previous, "available": ~known}, merged)
+        first = merge_means({"means": previous, "available": ~known}, merged)
         assert torch.equal(first["available"], counts.sum(0) > 0)
 
 

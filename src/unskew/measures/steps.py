@@ -14,7 +14,7 @@ from unskew.base.tree import Tree
 from unskew.core.context import ClientContext, Diagnostics
 from unskew.core.task import Task
 from unskew.measures.base import Absent, Figures, Look, Measure, Watcher, measures
-from unskew.methods.fedas.fisher import trace
+from unskew.methods.fedas.fisher import fisher_trace
 from unskew.terms.kl import KL
 
 _ROUNDING = 1e-6
@@ -72,7 +72,7 @@ class Orthogonality(Measure):
 class _Fisher(Watcher):
     def trained(self, c: ClientContext, params: Tree) -> None:
         """The trace of the trained model on the client's data."""
-        c.diagnostics.note("fisher_trace", trace(c, params, "batch"))
+        c.diagnostics.note("fisher_trace", fisher_trace(c, params, "batch"))
 
 
 @measures.register("fisher")

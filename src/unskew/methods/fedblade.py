@@ -1,18 +1,19 @@
 """FedBlade: FedETF whose features are decorrelated and aligned, with the projector, to global class prototypes.
 
-"FedBlade", federated learning with bidirectional alignment and feature decorrelation, OpenReview xzuR1JUNcK; no
-official code is public.
+"Stabilizing Heterogeneous Federated Learning via Feature Decorrelation and Bilateral Alignment", OpenReview xzuR1JUNcK;
+no official code is public.
 
     paper                      here
     Psi, V, beta (eq. 12)      head.projector.*, c.constants["head.vectors"], head.scale (see FedETF)
-    p_k^c (eq. 13)             class sums and counts of the reply, merged by `total`
-    p-bar^c (eq. 14)           server["prototypes"]["means"], ["available"]
+    p_k^c (eq. 13)             `class_sums`: sums and counts in the reply, merged by `total`
+    p-bar^c (eq. 14)           `merge_means`: server["prototypes"]["means"], ["available"]
     beta (eq. 17)              lambda_ld; the paper uses the letter twice
-    L_LD (eq. 11)              the term lddecorr
-    L_PA, L_FA (eq. 15, 16)    the terms projector_alignment, feature_alignment
+    L_LD (eq. 11)              the term in terms/lddecorr.py; it adds the paper's 1e-4 to the diagonal of K
+    L_PA, L_FA (eq. 15, 16)    the terms in terms/bilateral_alignment.py
+    L (eq. 17)                 `own_terms`, added to FedETF's criterion (eq. 12)
     gamma, tau                 gamma, tau
 
-Where the paper is silent: features are the body's output; K gets a jitter of 1e-4; there is no alignment until
+Where the paper is silent: features are the body's output; there is no alignment until
 prototypes exist; prototypes are taken after training, in evaluation mode, from samples that are not augmented; a class
 that nobody held in a round keeps its prototype; eq. 15 is a sum over classes, as written.
 """
@@ -21,17 +22,46 @@ from __future__ import annotations
 
 from typing import Literal
 
+import torch
+from torch import Tensor
+
 from unskew.base.registry import param
 from unskew.base.tree import Groups, Tree
 from unskew.core.context import ClientContext, ServerContext
 from unskew.core.method import methods
 from unskew.core.reducers import Reducers, total
 from unskew.core.term import Term
+from unskew.methods.class_sums import sum_by_class
 from unskew.methods.fedetf import FedETF
-from unskew.terms import prototypes
 from unskew.terms.bilateral_alignment import FeatureAlignment, ProjectorAlignment
 from unskew.terms.feddecorr import Decorrelate
 from unskew.terms.lddecorr import LDDecorr
+
+
+def no_prototypes(num_classes: int, like: Tensor) -> Tree:
+    """Prototypes `means` [C, d] of which none is `available` yet; `like`: a tensor whose last dimension is d."""
+    means = torch.zeros(num_classes, like.shape[-1], dtype=like.dtype)
+    return {"means": means, "available": torch.zeros(num_classes, dtype=torch.bool)}
+
+
+def class_sums(c: ClientContext, params: Tree, like: Tensor) -> Tree:
+    """`sums` [C, d] of the features of the client's samples by class, and `counts` [C]; `like`: a tensor [C, d].
+
+    Eq. 13 as sums, so that the server's means need nothing but the reducer `total`: in evaluation mode, without
+    gradient, of samples that are not augmented.
+    """
+    sums = sum_by_class(c, lambda x: c.features(params, x, "eval"), torch.zeros_like(like))
+    return {"sums": sums, "counts": c.counts.to(sums.dtype)}
+
+
+def merge_means(previous: Tree, total: Tree) -> Tree:
+    """Eq. 14: the means over all clients' samples; a class that nobody held in the round keeps its previous mean."""
+    seen = total["counts"] > 0
+    means = total["sums"] / total["counts"].clamp(min=1).unsqueeze(1)
+    return {
+        "means": torch.where(seen.unsqueeze(1), means, previous["means"]),
+        "available": previous["available"] | seen,
+    }
 
 
 @methods.register("fedblade")
@@ -50,7 +80,9 @@ class FedBlade(FedETF):
     distribution_factor: bool = param(
         default=True, doc="class counts in the feature alignment", source="paper; the ablation w/o DF"
     )
-    jitter: float = param(default=1e-4, gt=0, le=0.01, doc="added to the diagonal in LDDecorr", source="our choice")
+    jitter: float = param(
+        default=1e-4, gt=0, le=0.01, doc="added to the diagonal in LDDecorr", source="paper, Sec. 4.1"
+    )
     var_eps: float = param(default=1e-8, gt=0, doc="added to the features' variances", source="FedDecorr's code")
 
     @property
@@ -83,7 +115,7 @@ class FedBlade(FedETF):
         server = super().init(s)
         if not self.aligns:
             return server
-        return {**server, "prototypes": prototypes.none_yet(s.num_classes, server["model"]["head.projector.weight"])}
+        return {**server, "prototypes": no_prototypes(s.num_classes, server["model"]["head.projector.weight"])}
 
     def download(self, s: ServerContext, server: Groups, client: int) -> Groups:
         """The model and the prototypes."""
@@ -91,7 +123,7 @@ class FedBlade(FedETF):
         return {**message, "prototypes": server["prototypes"]} if self.aligns else message
 
     def start(self, c: ClientContext) -> Tree:
-        """The received model; notes the bytes of prototypes without empty rows, which are sent here (sheet 3)."""
+        """The received model; notes the bytes of prototypes without the empty rows that are sent here."""
         if self.aligns:
             size = c.message["prototypes"]["means"].shape[1]
             c.diagnostics.note("prototype_bytes", 4 * (size * (c.counts > 0).sum() + c.num_classes))
@@ -102,13 +134,13 @@ class FedBlade(FedETF):
         reply = super().upload(c, params)
         if not self.aligns:
             return reply
-        return {**reply, "prototypes": prototypes.class_sums(c, params, c.message["prototypes"]["means"])}
+        return {**reply, "prototypes": class_sums(c, params, c.message["prototypes"]["means"])}
 
     def update(self, s: ServerContext, server: Groups, merged: Groups) -> Groups:
         """The mean model, and eq. 14; a class that nobody held keeps its prototype."""
         after = super().update(s, server, merged)
         if not self.aligns:
             return after
-        now = prototypes.merged_means(server["prototypes"], merged["prototypes"])
+        now = merge_means(server["prototypes"], merged["prototypes"])
         s.record["prototypes"] = int(now["available"].sum())  # for the bytes of a message without empty rows
         return {**after, "prototypes": now}

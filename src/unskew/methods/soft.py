@@ -11,8 +11,8 @@ from torch import Tensor
 from unskew.base.tree import Tree
 from unskew.core.context import ClientContext, ServerContext
 from unskew.core.jobs import Reply
+from unskew.methods.class_sums import sum_by_class
 from unskew.methods.condense import class_means
-from unskew.terms.prototypes import sums_by_class
 
 Missing = Literal["holders", "zeros"]
 """A class is averaged over the clients that hold it; or over all, those without it counting as zeros."""
@@ -28,7 +28,7 @@ def mean_logits(c: ClientContext) -> Tree:
     if len(c.data) == 0:
         return nothing_known(c.num_classes)
     model, buffers = c.received["model"], c.received["buffers"]
-    sums = sums_by_class(c, lambda x: c.forward(model, x, "eval", buffers).logits)
+    sums = sum_by_class(c, lambda x: c.forward(model, x, "eval", buffers).logits)
     return {"rows": sums / c.counts.clamp(min=1).unsqueeze(1), "held": c.counts > 0}
 
 

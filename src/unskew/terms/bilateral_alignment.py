@@ -12,7 +12,6 @@ from unskew.base.registry import param
 from unskew.base.tree import Tree
 from unskew.core.context import ClientContext
 from unskew.core.term import Term, terms
-from unskew.terms.prototypes import normalise
 
 
 @terms.register("projector_alignment")
@@ -57,3 +56,8 @@ def received_prototypes(c: ClientContext) -> tuple[Tensor, Tensor]:
             "this term needs class prototypes, which only some methods send; use fedblade(pa=true, fa=true)"
         )
     return c.message["prototypes"]["means"], c.message["prototypes"]["available"]
+
+
+def normalise(vectors: Tensor) -> Tensor:
+    """Vectors of norm 1 along the last dimension; a zero vector stays 0."""
+    return F.normalize(vectors, dim=-1, eps=1e-12)

@@ -10,7 +10,7 @@ from unskew.base.registry import param
 from unskew.base.tree import Tree
 from unskew.core.context import ClientContext
 from unskew.core.term import Term, terms
-from unskew.terms.correlation import standardised
+from unskew.terms.correlation import standardise
 
 
 @terms.register("feddecorr")
@@ -27,16 +27,16 @@ class Decorrelate(Term):
 
     def __call__(self, c: ClientContext, params: Tree, batch: Batch, out: Output) -> Tensor:
         """The term; 0 for one sample."""
-        x, degrees = standardised(out.features, batch.mask, self.var_eps)
+        x, degrees = standardise(out.features, batch.mask, self.var_eps)
         size = x.shape[1]
         if self.paper_scale:
-            value = _squares(x) / (degrees.clamp(min=1) * size).square()
+            value = _sum_of_squares(x) / (degrees.clamp(min=1) * size).square()
         else:
-            value = _squares(x, diagonal=False) / (max(1, size * (size - 1)) * (degrees + 1).clamp(min=1))
+            value = _sum_of_squares(x, diagonal=False) / (max(1, size * (size - 1)) * (degrees + 1).clamp(min=1))
         return self.weight * torch.where(degrees > 0, value, 0.0)
 
 
-def _squares(x: Tensor, diagonal: bool = True) -> Tensor:
+def _sum_of_squares(x: Tensor, diagonal: bool = True) -> Tensor:
     """||X^T X||_F^2 = ||X X^T||_F^2, by the smaller one; without X^T X's diagonal if wanted."""
     batch, size = x.shape
     if batch < size:

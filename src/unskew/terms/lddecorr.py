@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -10,7 +12,9 @@ from unskew.base.registry import param
 from unskew.base.tree import Tree
 from unskew.core.context import ClientContext
 from unskew.core.term import Term, terms
-from unskew.terms.correlation import minus_log_det, standardised
+from unskew.terms.correlation import standardise
+
+LARGEST_JITTER = 1e-2
 
 
 @terms.register("lddecorr")
@@ -18,12 +22,67 @@ class LDDecorr(Term):
     """-weight log det(K + jitter I), K the correlation matrix of the batch's features (FedBlade, eq. 11)."""
 
     weight: float = param(default=0.005, ge=0, doc="strength, the paper's beta of eq. 17", source="FedBlade, Fig. 6")
-    jitter: float = param(default=1e-4, gt=0, le=0.01, doc="added to the diagonal of K", source="our choice")
+    jitter: float = param(default=1e-4, gt=0, le=0.01, doc="added to the diagonal of K", source="FedBlade, Sec. 4.1")
     var_eps: float = param(default=1e-8, gt=0, doc="added to the features' variances", source="FedDecorr's code")
 
     def __call__(self, c: ClientContext, params: Tree, batch: Batch, out: Output) -> Tensor:
         """The term; 0 for one sample, and for a batch whose matrix has no factor even with more jitter."""
-        x, degrees = standardised(out.features, batch.mask, self.var_eps)
+        x, degrees = standardise(out.features, batch.mask, self.var_eps)
         value, done = minus_log_det(x, degrees, batch.mask, self.jitter)
         c.diagnostics.note("lddecorr_skipped", (~done).to(value.dtype))  # the share of such batches
         return self.weight * torch.where(degrees > 0, value, 0.0)
+
+
+def minus_log_det(x: Tensor, degrees: Tensor, mask: Tensor | None, jitter: float) -> tuple[Tensor, Tensor]:
+    """-log det(K + jitter I) of K = X^T X / degrees, and whether it could be computed; else it is 0.
+
+    Of X^T X and X X^T the smaller one is used: the others of K + jitter I's d eigenvalues are jitter. So is the
+    eigenvalue of each padded row, hence no correction for these.
+    """
+    batch, size = x.shape
+    wide = batch < size
+    small = (x @ x.T if wide else x.T @ x) / degrees.clamp(min=1)
+    # columns of mean 0 make the vector of ones an eigenvector of X X^T with eigenvalue 0; with 1 in its place the
+    # matrix is well conditioned in float32, and the gradient the same: centring takes that direction out again
+    lifted = small.detach() + _mean_projection(x, mask) if wide else small.detach()
+    inverse, log_det, used, done = _factorise(lifted, jitter)
+    if wide:
+        log_det = log_det - used.log1p() + (size - batch + 1) * used.log()
+    # d log det(M) = <M^-1, dM>; the difference is 0 and carries the gradient
+    surrogate = (inverse * (small - small.detach())).sum()
+    return torch.where(done, -log_det, 0.0) - surrogate, done
+
+
+def _mean_projection(x: Tensor, mask: Tensor | None) -> Tensor:
+    """11^T / n over the n real rows."""
+    ones = torch.ones_like(x[:, 0]) if mask is None else mask.to(x.dtype)
+    return torch.outer(ones, ones) / ones.sum().clamp(min=1)
+
+
+def _factorise(gram: Tensor, jitter: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Inverse and log-determinant of gram + jitter I, the jitter that was needed, and whether any was enough.
+
+    First as it comes, then in float64, then with ten times the jitter, up to 1e-2.
+    """
+    stacked = torch._C._functorch.is_batchedtensor(gram)
+    inverse, log_det = torch.zeros_like(gram), gram.new_zeros(())
+    used, done = torch.full_like(log_det, jitter), torch.zeros_like(log_det, dtype=torch.bool)
+    for dtype, trial in _attempts(gram.dtype, jitter):
+        moved = gram.to(dtype) + trial * torch.eye(len(gram), dtype=dtype, device=gram.device)
+        factor, info = torch.linalg.cholesky_ex(moved)
+        found = 2 * factor.diagonal().log().sum()
+        good = (info == 0) & found.isfinite() & ~done
+        # where it failed the factor is rubbish, and so would be its inverse
+        safe = torch.where(good, factor, torch.eye(len(gram), dtype=dtype, device=gram.device))
+        inverse = torch.where(good, torch.cholesky_inverse(safe).to(gram.dtype), inverse)
+        log_det, used = torch.where(good, found.to(gram.dtype), log_det), torch.where(good, trial, used)
+        done = done | good
+        if not stacked and bool(done):
+            break
+    return inverse, log_det, used, done
+
+
+def _attempts(dtype: torch.dtype, jitter: float) -> list[tuple[torch.dtype, float]]:
+    double = [jitter * 10**power for power in range(1 + max(0, round(math.log10(LARGEST_JITTER / jitter))))]
+    first = [] if dtype == torch.float64 else [(dtype, jitter)]
+    return [*first, *((torch.float64, trial) for trial in double)]

@@ -1,4 +1,4 @@
-"""Alignment of a received body with features that the client knows: targets and losses (FedAS, eq. 2-4).
+"""FedAS, eq. 2-4: the received body is aligned with features that the client knows.
 
 Targets are features of a reference body: the mean of each class over all samples of the client, or each sample's own.
 The reference looks in mode `eval`, with the statistics that belong to it. The body that is aligned uses those of the
@@ -19,7 +19,7 @@ from unskew.base.tree import Groups, Tree
 from unskew.core import local_loop
 from unskew.core.context import ClientContext
 from unskew.core.term import Term
-from unskew.terms.prototypes import sums_by_class
+from unskew.methods.class_sums import sum_by_class
 
 AlignLoss = Literal["code", "paper", "paper_sum"]
 """`code`: class means as targets, classes count alike; `paper`: each sample's own target, mean over dimensions;
@@ -57,7 +57,7 @@ def sample_loss(batch: Batch, features: Tensor, target: Tensor, by_sum: bool) ->
 
 def class_means(c: ClientContext) -> Tensor:
     """The mean feature of each class over all samples, by the reference body, [C, D]; zeros for missing classes."""
-    return sums_by_class(c, lambda x: reference_features(c, x)) / c.counts.clamp(min=1).unsqueeze(1)
+    return sum_by_class(c, lambda x: reference_features(c, x)) / c.counts.clamp(min=1).unsqueeze(1)
 
 
 def reference_features(c: ClientContext, x: Tensor) -> Tensor:
@@ -74,7 +74,7 @@ def with_targets(c: ClientContext, reference: Groups, loss: AlignLoss) -> Client
     return replace(c, state={**c.state, "targets": {"means": class_means(known)}})
 
 
-def aligned(c: ClientContext, params: Tree, term: Align, names: tuple[str, ...]) -> Tree:
+def align_body(c: ClientContext, params: Tree, term: Align, names: tuple[str, ...]) -> Tree:
     """These parameters of the body after a few steps towards the targets, with the context's settings.
 
     Of a parameter that is shared in part only the received rows move.
@@ -84,12 +84,12 @@ def aligned(c: ClientContext, params: Tree, term: Align, names: tuple[str, ...])
         def loss(p: Tree) -> Tensor:
             return term(c, p, batch, c.forward(p, batch.x, "batch", part="body"))
 
-        return _received_rows(c, c.grad(loss, params))
+        return _keep_received_rows(c, c.grad(loss, params))
 
     return local_loop.sgd(replace(c, trainable=names), params, gradient, purpose="align")
 
 
-def _received_rows(c: ClientContext, grads: Tree) -> Tree:
+def _keep_received_rows(c: ClientContext, grads: Tree) -> Tree:
     found = {}
     for name, grad in grads.items():
         part = c.message["model"][name]

@@ -1,4 +1,4 @@
-"""The trace of a client's Fisher information (FedAS, eq. 5), and means whose weights come from it (eq. 7)."""
+"""FedAS, eq. 5-8: the trace of a client's Fisher information, the weights made of it, and means by these weights."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _AT_ONCE = 16
 # ------------------------------------------------------------------------------------------ at the client
 
 
-def trace(c: ClientContext, params: Tree, kind: Fisher) -> Tensor:
+def fisher_trace(c: ClientContext, params: Tree, kind: Fisher) -> Tensor:
     """The squared norm of the gradient of -log p at `params`, in evaluation mode, over all samples of the client.
 
     `batch`: summed over mini-batches of their mean gradients; `full`: of the one mean gradient; `per_sample`: the mean
@@ -78,7 +78,10 @@ def _of_samples(c: ClientContext, params: Tree) -> Tensor:
 
 
 def shares(traces: Sequence[float], sizes: Sequence[float], rule: Rule) -> list[float]:
-    """The clients' weights, which sum to 1; sample counts where a trace is unknown, or all are 0 (`proportional`)."""
+    """alpha'_i (eq. 7): the clients' weights, which sum to 1.
+
+    They are the sample counts where a trace is unknown, and with `proportional` where all are 0.
+    """
     if any(value < 0 or not math.isfinite(value) for value in traces):
         return _proportional(sizes)
     least, most = min(traces), max(traces)

@@ -4,11 +4,14 @@ Yang, Huang, Ye, "FedAS: Bridging Inconsistency in Personalized Federated Learni
 
     paper              here
     theta, omega_i     the shared part (body), the personal part (head) of a model
-    H_i (eq. 2)        features by the client's previous model, c.state["personal"]
-    eq. 3-4            Align, descended in `start`
-    alpha_i (eq. 5-6)  fisher.trace, sent as group "fisher"
-    alpha'_i (eq. 7)   fisher.shares, by `normalisation`
-    theta^{t+1}        theta + sum_i alpha'_i Delta theta_i (eq. 8)
+    H_i (eq. 2)        features by the client's previous model, c.state["personal"]: `reference_features`, alignment.py
+    eq. 3-4            `Align` and `align_body` in alignment.py, descended in `start`
+    alpha_i (eq. 5-6)  `fisher_trace` in fisher.py, sent as group "fisher"
+    alpha'_i (eq. 7)   `shares` in fisher.py, by `normalisation`
+    theta^{t+1}        theta + sum_i alpha'_i Delta theta_i (eq. 8): `mean_by_trace` in fisher.py, FedPer's `update`
+
+A visit: `start` aligns the received body and puts the client's own head on it, `train` trains both, `upload` sends
+Delta theta_i and alpha_i, `keep` remembers the whole model, whose features are the targets of the next visit.
 
 Where paper and official code differ we follow the code, which made the tables:
 - targets are the class means of the previous features, classes count alike (`align_loss=paper`: each sample's own);
@@ -30,8 +33,8 @@ from unskew.core.context import ClientContext, ServerContext
 from unskew.core.method import Method, methods
 from unskew.core.reducers import Reducers, total
 from unskew.core.term import Term
-from unskew.methods.fedas.alignment import Align, AlignLoss, aligned, with_targets
-from unskew.methods.fedas.fisher import Fisher, Rule, buffers_by_trace, mean_by_trace, trace
+from unskew.methods.fedas.alignment import Align, AlignLoss, align_body, with_targets
+from unskew.methods.fedas.fisher import Fisher, Rule, buffers_by_trace, fisher_trace, mean_by_trace
 from unskew.methods.fedper import FedPer
 
 
@@ -70,28 +73,6 @@ class FedAS(FedPer):
         source="official code",
     )
 
-    def __post_init__(self) -> None:
-        """Refuses options that would do nothing."""
-        if self.eq8_literal and not self.synchronise:
-            raise InputError("fedas.eq8_literal needs synchronise=true (eq. 8 is about its weights); leave one out")
-
-    @property
-    def reducers(self) -> Reducers:  # type: ignore[override]
-        """Means by trace, or FedPer's by samples."""
-        if not self.synchronise:
-            return Method.reducers
-        rule = self.normalisation
-        delta = partial(mean_by_trace, rule=rule, by_number=self.eq8_literal)
-        return {"delta": delta, "buffers": partial(buffers_by_trace, rule=rule), "fisher": total}
-
-    def init(self, s: ServerContext) -> Groups:
-        """The initial model; refuses an alignment of nothing."""
-        server = super().init(s)
-        shared = self.shared(s, s.initial["model"])
-        if self.align and self.align_mode == "serial" and not self._aligned_names(s.trainable, shared):
-            raise InputError("fedas aligns shared parameters of the body, and there are none; set align=false")
-        return server
-
     def start(self, c: ClientContext) -> Tree:
         """The received body, aligned (eq. 3-4), with the client's own part."""
         params = super().start(c)
@@ -100,7 +81,7 @@ class FedAS(FedPer):
         settings = {"lr": self.align_lr, "batch": self.align_batch, "epochs": self.align_epochs}
         aside = self._with_targets(c).aside(**settings, steps=None, momentum=0.0, weight_decay=0.0)
         names = self._aligned_names(c.trainable, c.message["model"])
-        return aligned(aside, params, Align(loss=self.align_loss), names)
+        return align_body(aside, params, Align(loss=self.align_loss), names)
 
     def train(self, c: ClientContext, params: Tree) -> Tree:
         """Local training; in parallel mode with the targets at hand."""
@@ -115,9 +96,18 @@ class FedAS(FedPer):
         reply = super().upload(c, params)
         if not self.synchronise:
             return reply
-        found = trace(c, params, self.fisher)
+        found = fisher_trace(c, params, self.fisher)
         c.diagnostics.note("fisher_alpha", found)
         return {**reply, "fisher": {"trace": found}}
+
+    @property
+    def reducers(self) -> Reducers:  # type: ignore[override]
+        """Means by trace, or FedPer's by samples."""
+        if not self.synchronise:
+            return Method.reducers
+        rule = self.normalisation
+        delta = partial(mean_by_trace, rule=rule, by_number=self.eq8_literal)
+        return {"delta": delta, "buffers": partial(buffers_by_trace, rule=rule), "fisher": total}
 
     @property
     def keeps_whole(self) -> bool:
@@ -134,3 +124,16 @@ class FedAS(FedPer):
     def _aligned_names(trainable: tuple[str, ...], received: Tree) -> tuple[str, ...]:
         """The shared parameters of the body."""
         return tuple(name for name in trainable if name.startswith("body.") and name in received)
+
+    def init(self, s: ServerContext) -> Groups:
+        """The initial model; refuses an alignment of nothing."""
+        server = super().init(s)
+        shared = self.shared(s, s.initial["model"])
+        if self.align and self.align_mode == "serial" and not self._aligned_names(s.trainable, shared):
+            raise InputError("fedas aligns shared parameters of the body, and there are none; set align=false")
+        return server
+
+    def __post_init__(self) -> None:
+        """Refuses options that would do nothing."""
+        if self.eq8_literal and not self.synchronise:
+            raise InputError("fedas.eq8_literal needs synchronise=true (eq. 8 is about its weights); leave one out")
