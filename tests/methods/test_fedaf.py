@@ -23,9 +23,9 @@ from unskew.core.net import Net
 from unskew.core.round_loop import rounds
 from unskew.core.task import Task
 from unskew.executors.serial import Serial
-from unskew.methods import condense, sliced, soft
+from unskew.methods import condensation, fedaf
 from unskew.methods.fedaf import FedAF
-from unskew.methods.feddm import FedDM
+from unskew.methods.feddm import FedDM, perturb
 from unskew.models.base import build
 from unskew.models.sizes import count_parameters
 from unskew.runs import building
@@ -83,7 +83,7 @@ def of_file(file, **options):
 def surveyed(task, method):
     """The server after the survey, and every client's V_k."""
     s, server = task.server_context(1, tuple(range(len(task.federation)))), method.init(task.server_context(0))
-    reducer, replies = soft.class_rows(s), []
+    reducer, replies = fedaf.class_rows(s), []
     for client in range(len(task.federation)):
         replies.append(task.work(Job("survey", 1, client, method.download(s, server, client))))
         reducer.add(replies[-1].groups["logits"], replies[-1])
@@ -113,7 +113,7 @@ def as_images(by_label):
 def theta_given(monkeypatch, *given):
     """The directions of the coming steps; the last ones stay."""
     left = list(given)
-    monkeypatch.setattr(sliced, "directions", lambda *_: array(left.pop(0) if len(left) > 1 else left[0]))
+    monkeypatch.setattr(fedaf, "draw_directions", lambda *_: array(left.pop(0) if len(left) > 1 else left[0]))
 
 
 @LOSSES
@@ -126,13 +126,13 @@ def test_mean_logits_and_soft_labels(name):
             has_rows(client, expected, file)
         has_rows(server["logits"], file.expected[key], file)
     task, method = of_file(file)
-    merged = soft.class_rows(None)
+    merged = fedaf.class_rows(None)
     for client, expected in enumerate(file.expected["R_k"]):
         c = visit(task, method, client)
-        sent = method.upload(c, condense.first_images(c, condense.gathered(c), 1, 1))["soft"]
+        sent = method.upload(c, condensation.first_images(c, condensation.gather(c), 1, 1))["soft"]
         has_rows(sent, expected, file)
         merged.add(sent, Reply(client))
-    mean = soft.averaged(merged.result(), "holders")
+    mean = fedaf.average(merged.result(), "holders")
     has_rows(mean, file.expected["R_holders_only"], file)
     if "class_without_holder" in file.hyper:
         assert not mean["held"][file.hyper["class_without_holder"]]
@@ -148,11 +148,11 @@ def test_terms_of_client_0_without_resampling(name, monkeypatch):
         task, method = of_file(file, distance=distance, projections=len(projections))
         c = visit(task, method)
         real, made = (
-            condense.by_class(condense.see(c, c.received["model"], x), y, c.num_classes)
-            for x, y in (condense.gathered(c)[:2], (images["x"], images["y"]))
+            condensation.average_by_class(condensation.look(c, c.received["model"], x), y, c.num_classes)
+            for x, y in (condensation.gather(c)[:2], (images["x"], images["y"]))
         )
         near(method.cdc(c, made.logits, c.message["logits"]), expected[key], file)
-        near(condense.gap(real.features, made.features), expected["DM"], file)
+        near(condensation.squared_gap(real.features, made.features), expected["DM"], file)
         near(method.matching(c, real, made), expected["DM"] + file.hyper["lambda_loc"] * expected[key], file)
 
 
@@ -164,7 +164,7 @@ def test_one_step_of_client_0_without_resampling(name, monkeypatch):
     method = dataclasses.replace(method, gamma=1.0)
     c = visit(task, method)
     images = as_images(file.inputs["S"][0])
-    after = method.condensed(c, c.received["model"], images, [condense.gathered(c)])
+    after = method.condense(c, c.received["model"], images, [condensation.gather(c)])
     near(after["x"], as_images(file.expected["client0"]["S_after_one_sgd_step"])["x"].tolist(), file)
     gradient = (images["x"] - after["x"]) / method.image_lr
     near(gradient, as_images(file.expected["client0"]["grad_S"])["x"].tolist(), file)
@@ -180,7 +180,7 @@ def test_condensation_steps(name, monkeypatch):
     for params, expected in zip(drawn, file.expected["resampled"], strict=True):
         one = dataclasses.replace(c, fresh=lambda seed, params=params: params)
         assert_tree(method.network(one, c.received["model"]), expected, file)
-    real = condense.gathered(c)
+    real = condensation.gather(c)
 
     def batches():
         for by_class in given["real_index"]:
@@ -194,7 +194,7 @@ def test_condensation_steps(name, monkeypatch):
         monkeypatch.setattr(c.diagnostics, "note", lambda key, value, to=losses: to.append(value))
         monkeypatch.setattr(FedAF, "direction", lambda self, grads, to=seen: to.append(grads["x"].clone()) or grads)
         first = as_images(file.inputs["S"][0])
-        after = method.condensed(c, c.received["model"], first, itertools.islice(batches(), count))
+        after = method.condense(c, c.received["model"], first, itertools.islice(batches(), count))
         near(losses[-1], step["loss"], file)
         near(seen[-1], as_images(step["grad_S"])["x"].tolist(), file)
         near(after["x"], as_images(step["S_after"])["x"].tolist(), file)
@@ -207,7 +207,7 @@ def test_server_loss(name, which):
     expected = file.expected[which]
     task, method = of_file(file)
     s = task.server_context(1)
-    tables, data = soft.class_rows(s), condense.union(s)
+    tables, data = fedaf.class_rows(s), condensation.union(s)
     for client, own in enumerate(file.inputs["S"]):
         c = visit(task, method, client)
         groups = method.upload(c, as_images(own))
@@ -224,7 +224,7 @@ def test_server_loss(name, which):
     assert_tree(grads, expected["grads"], file)
     logits = s.forward(task.initial["model"], x).logits
     near(batch.cross_entropy(logits), expected["CE"], file)
-    near(soft.lgkm(logits, y, soft.averaged(merged["soft"], "holders"), method.tau), expected["LGKM"], file)
+    near(fedaf.lgkm_loss(logits, y, fedaf.average(merged["soft"], "holders"), method.tau), expected["LGKM"], file)
     if which == "server":  # a batch of everything is the full form
         whole = dataclasses.replace(method, lgkm="full").server_loss(s, merged)
         near(whole(task.initial["model"], batch), expected["total"], file)
@@ -234,9 +234,9 @@ def test_server_loss(name, which):
 def test_feddm_terms(name):
     file = golden(name)
     params, noise = to_tree(file.inputs["params"]), to_tree(file.inputs["noise"])
-    moved = condense.perturbed(params, noise, file.hyper["rho"])
+    moved = perturb(params, noise, file.hyper["rho"])
     assert_tree(moved, file.expected["params_perturbed"], file)
-    far = condense.perturbed(params, noise, file.hyper["rho_large"])
+    far = perturb(params, noise, file.hyper["rho_large"])
     assert_tree(far, file.expected["params_perturbed_short_noise"], file)
 
     real = {"x": file.inputs["x_real"], "y": [0] * len(file.inputs["x_real"])}
@@ -245,7 +245,7 @@ def test_feddm_terms(name):
         method = FedDM(clip=clip, rho=0, image_lr=1.0)
         task = a_task(method, file.inputs["params"], [real])
         c = task.visit(Job("train", 1, 0, {"model": moved}), task.federation.train(0))
-        after = method.condensed(c, moved, images, [condense.gathered(c)])
+        after = method.condense(c, moved, images, [condensation.gather(c)])
         near(images["x"] - after["x"], file.expected[key], file)
         near(array(c.diagnostics.means()["train_loss"]), file.expected["loss"], file)
 
@@ -257,8 +257,8 @@ def test_bytes(name):
         file.inputs["cases"], file.expected["up_bytes"], file.expected["images_only"], strict=True
     ):
         given = case["C"], case["classes_held"], case["ipc"], tuple(case["shape"])
-        assert condense.up_bytes(*given) == up
-        assert condense.up_bytes(*given, tables=0) == images
+        assert condensation.count_bytes(*given) == up
+        assert condensation.count_bytes(*given, tables=0) == images
     sizes = {
         key: count_parameters(build(spec, shape, 10))
         for key, spec, shape in (
@@ -290,29 +290,29 @@ def test_two_steps_by_hand():
     c = task.visit(Job("train", 1, 0, {"model": model}), data)
     images = {"x": torch.zeros(1, 1, dtype=torch.float64), "y": torch.zeros(1, dtype=torch.int64)}
     for steps, expected in ((1, 1.0), (2, 2.0)):
-        after = method.condensed(c, model, images, condense.real_batches(c, condense.gathered(c), 5, steps))
+        after = method.condense(c, model, images, condensation.real_batches(c, condensation.gather(c), 5, steps))
         assert after["x"].item() == expected
 
 
 def test_soft_label_loss_by_hand():
     # R = (1/2, 1/2), T = (3/4, 1/4): KL(R|T) + KL(T|R) = -1/4 ln(2/3) + 1/4 ln 2 = 1/4 ln 3; class 1 is absent
     r = {"rows": torch.tensor([[0.5, 0.5], [0.5, 0.5]]), "held": torch.tensor([True, True])}
-    value = soft.lgkm(torch.tensor([[math.log(3), 0.0]]), torch.tensor([0]), r, tau=1.0)
+    value = fedaf.lgkm_loss(torch.tensor([[math.log(3), 0.0]]), torch.tensor([0]), r, tau=1.0)
     assert math.isclose(value.item(), math.log(3) / 8, rel_tol=1e-6)
 
 
 def test_soft_label_loss_is_finite_where_a_soft_label_is_zero():
     r = {"rows": torch.tensor([[1.0, 0.0]]), "held": torch.tensor([True])}
     logits = torch.tensor([[-200.0, 200.0]], requires_grad=True)
-    soft.lgkm(logits, torch.tensor([0]), {**r, "held": torch.tensor([True, False])[:1]}, 1.0).backward()
+    fedaf.lgkm_loss(logits, torch.tensor([0]), {**r, "held": torch.tensor([True, False])[:1]}, 1.0).backward()
     assert logits.grad.isfinite().all()
 
 
 def test_directions_are_unit_vectors_and_the_squared_distance_is_right_on_average():
-    theta = sliced.directions(20_000, 5, torch.Generator().manual_seed(0))
+    theta = fedaf.draw_directions(20_000, 5, torch.Generator().manual_seed(0))
     torch.testing.assert_close(theta.norm(dim=1), torch.ones(20_000))
     u, v = torch.tensor([[1.0, 2.0, 3.0, 4.0, 5.0]]), torch.zeros(1, 5)
-    assert math.isclose(sliced.sliced(u, v, theta, 2).item(), 55 / 5, rel_tol=0.02)
+    assert math.isclose(fedaf.sliced_distance(u, v, theta, 2).item(), 55 / 5, rel_tol=0.02)
 
 
 # --------------------------------------------------------------------------------------------- identities
@@ -376,7 +376,7 @@ def test_measured_bytes_are_the_papers_and_what_it_does_not_count(tmp_path, quan
     classes, shape, ipc = 3, (2, 4, 4), QUICK["ipc"]
     one = rows[1]  # the client with a single sample: one class
     pixels = ipc * math.prod(shape)
-    assert one["bytes_up_8bit"] == condense.up_bytes(classes, 1, ipc, shape) == pixels + 2 * 4 * classes**2
+    assert one["bytes_up_8bit"] == condensation.count_bytes(classes, 1, ipc, shape) == pixels + 2 * 4 * classes**2
     labels, flags = 8 * ipc, 2 * classes
     images = pixels + 2 * 4 * shape[0] if quantise else 4 * pixels
     assert one["bytes_up"] == images + labels + 2 * 4 * classes**2 + flags
@@ -391,7 +391,7 @@ def test_eight_bits_are_the_pixels_levels():
     assert sent["x"].dtype == torch.uint8
     originals = {tuple(image.flatten().tolist()) for image in DATA.train.x}
     assert all(tuple(image.flatten().tolist()) in originals for image in sent["x"])  # real images, unchanged
-    back = condense.union(None)
+    back = condensation.union(None)
     back.add(sent, reply)
     torch.testing.assert_close(back.result()["x"], (sent["x"] / 255 - 0.5) / 0.5)
 
@@ -451,9 +451,9 @@ def test_refusals():
 def test_one_image_is_seen_with_its_own_statistics():
     task = small_task("feddm")
     c = task.visit(Job("train", 1, 1, first_message(task, 1)), task.federation.train(1))
-    one = condense.gathered(c).x
+    one = condensation.gather(c).x
     assert len(one) == 1
     before = tree.copy(c.buffers)
-    seen = condense.see(c, c.received["model"], one)
+    seen = condensation.look(c, c.received["model"], one)
     assert seen.logits.shape == (1, 3) and isinstance(seen, Output) and seen.logits.isfinite().all()
     assert same(before, c.buffers)

@@ -18,22 +18,34 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from unskew.base import tree
 from unskew.base.batch import Output
 from unskew.base.registry import param
 from unskew.base.tree import Tree
 from unskew.core.context import ClientContext
 from unskew.core.method import methods
-from unskew.methods import condense
-from unskew.methods.condensing import Condensing
+from unskew.methods.condensation import Condensing, squared_gap
+
+
+def perturb(params: Tree, noise: Tree, rho: float) -> Tree:
+    """w + noise, the noise shortened to length rho if it is longer."""
+    return tree.add_scaled(params, noise, (rho / (tree.norm(noise) + 1e-12)).clamp(max=1))
+
+
+def clip_norm(grads: Tree, longest: float) -> Tree:
+    """The gradient, shortened to this length if it is longer; 0: as it is."""
+    return tree.scale(grads, (longest / (tree.norm(grads) + 1e-6)).clamp(max=1)) if longest else grads
 
 
 @methods.register("feddm")
 class FedDM(Condensing):
     """Clients send condensed data that match the real ones' mean features and logits; the server trains on them."""
 
-    rho: float = param(default=5.0, ge=0, doc="length of the network's perturbation, at most", source="sheet 2.20")
-    clip: float = param(default=2.0, ge=0, doc="longest gradient of the pixels; 0: not clipped", source="sheet 2.20")
-    logits: bool = param(default=True, doc="match mean logits beside mean features", source="sheet 2.20")
+    rho: float = param(default=5.0, ge=0, doc="length of the network's perturbation, at most", source="community code")
+    clip: float = param(
+        default=2.0, ge=0, doc="longest gradient of the pixels; 0: not clipped", source="community code"
+    )
+    logits: bool = param(default=True, doc="match mean logits beside mean features", source="community code")
 
     def network(self, c: ClientContext, params: Tree) -> Tree:
         """w + noise, a new one in each step."""
@@ -44,13 +56,13 @@ class FedDM(Condensing):
             name: torch.randn(value.shape, generator=rng, dtype=value.dtype).to(value.device)
             for name, value in params.items()
         }
-        return condense.perturbed(params, noise, self.rho)
+        return perturb(params, noise, self.rho)
 
     def matching(self, c: ClientContext, real: Output, made: Output) -> Tensor:
         """Squared distances of the mean features and of the mean logits, summed over the classes."""
-        features = condense.gap(real.features, made.features)
-        return features + condense.gap(real.logits, made.logits) if self.logits else features
+        features = squared_gap(real.features, made.features)
+        return features + squared_gap(real.logits, made.logits) if self.logits else features
 
     def direction(self, grads: Tree) -> Tree:
         """The clipped gradient."""
-        return condense.clipped(grads, self.clip)
+        return clip_norm(grads, self.clip)
