@@ -207,7 +207,7 @@ def show(result: Compared) -> None:
     shown = table("method", *result.columns, title=result.title)
     for name, cells in result.rows:
         looks = {"best": "bold green", "second": "underline", "": ""}
-        shown.add_row(name, *(Text(cell.text, style=looks[cell.mark]) for cell in cells))
+        shown.add_row(name + result.tag(name), *(Text(cell.text, style=looks[cell.mark]) for cell in cells))
     console.print(shown)
     for line in result.notes:
         console.print(line, style="dim", soft_wrap=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from unskew.base.errors import InputError
-from unskew.report.tables import Cell, Mark, Table, marked
+from unskew.report.tables import Cell, Mark, Table, mark_best
 from unskew.runs.comparison import Metric, Played
 from unskew.runs.folder import Row
 
@@ -26,10 +26,14 @@ def table(cells: Sequence[Played], title: str, metric: Metric = "last") -> Table
     time = _relative(column(lambda s: s["seconds"]["clients"]))
     traffic = _relative(column(lambda s: float(s["bytes_up"] + s["bytes_down"])))
     unmarked: list[Mark] = [""] * len(names)
+    personal = tuple(name for name in names if _is_personal(by_method[name][0].summary))
+    mixed = bool(personal) and len(personal) < len(names)
+    # other models on other test sets: not ranked among the global ones
+    ranked = [() if mixed and name in personal else own for name, own in zip(names, accuracy, strict=True)]
     figures: list[tuple[str, list[tuple[float, ...]], list[Mark]]] = [
-        ("accuracy %", accuracy, marked(accuracy)),
-        ("clients %", clients, marked(clients)),
-        ("worst %", worst, marked(worst)),
+        ("accuracy %", accuracy, mark_best(ranked)),
+        ("clients %", clients, mark_best(clients)),
+        ("worst %", worst, mark_best(worst)),
         ("time ×", time, unmarked),
         ("bytes ×", traffic, unmarked),
         *((name, values, unmarked) for name, values in _rounds_to([by_method[name] for name in names])),
@@ -39,22 +43,22 @@ def table(cells: Sequence[Played], title: str, metric: Metric = "last") -> Table
         for number, name in enumerate(names)
     )
     seeds = len({cell.seed for cell in cells})
-    pooled = [name for name in names if by_method[name][0].summary.get("accuracy_of", "global model") != "global model"]
-    where = "pooled over the clients' own test sets" if pooled == names else "on the global test set"
+    where = "pooled over the clients' own test sets" if personal and not mixed else "on the global test set"
     notes = [
         f"accuracy: {where}, {key.replace('_', ' ')}; mean ± sample standard deviation, {seeds} seed(s)",
-        *(
-            f"accuracy of {name}: its clients' own models on their own test sets, unlike a global model's"
-            for name in pooled
-            if pooled != names
-        ),
+        *["personal: accuracy of the clients' own models, pooled over their own test sets; not ranked with the others"]
+        * mixed,
         "clients and worst: mean over clients and over the worst tenth of them, each on its own test set, last round",
         f"time × and bytes ×: the clients' seconds of work and the traffic, relative to {names[0]}",
         *_rounds_to_notes(cells, names[0]),
         "bold: best; underlined: second best",
         *(f"{cell.method}, seed {cell.seed}: diverged" for cell in cells if cell.summary["diverged"]),
     ]
-    return Table(title, tuple(name for name, _, _ in figures), rows, tuple(notes))
+    return Table(title, tuple(name for name, _, _ in figures), rows, tuple(notes), personal if mixed else ())
+
+
+def _is_personal(summary: Row) -> bool:
+    return str(summary.get("accuracy_of", "global model")) != "global model"
 
 
 def _rounds_to(methods: list[list[Played]]) -> list[tuple[str, list[tuple[float, ...]]]]:

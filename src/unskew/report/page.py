@@ -25,7 +25,7 @@ def write_page(table: Table, pictures: Sequence[tuple[str, Path]], run_file: str
     """Writes the page; `pictures` are (caption, PNG file)."""
     head = "".join(f"<th>{escape(column)}</th>" for column in ("method", *table.columns))
     rows = "".join(
-        f"<tr><td><code>{escape(name)}</code></td>"
+        f"<tr><td><code>{escape(name)}</code>{table.tag(name)}</td>"
         + "".join(f'<td class="{cell.mark}">{escape(cell.text)}</td>' for cell in cells)
         + "</tr>"
         for name, cells in table.rows

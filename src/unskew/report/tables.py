@@ -42,9 +42,15 @@ class Table:
     columns: tuple[str, ...]
     rows: tuple[tuple[str, tuple[Cell, ...]], ...]
     notes: tuple[str, ...] = ()
+    personal: tuple[str, ...] = ()
+    """Methods whose accuracy is that of personal models, where the others' is not."""
+
+    def tag(self, name: str) -> str:
+        """What stands behind a method's name."""
+        return " (personal)" if name in self.personal else ""
 
 
-def marked(values: Sequence[tuple[float, ...]], higher_is_better: bool = True) -> list[Mark]:
+def mark_best(values: Sequence[tuple[float, ...]], higher_is_better: bool = True) -> list[Mark]:
     """Marks the best and the second best mean; equal means share a mark."""
     means = [mean_and_std(seeds)[0] if seeds else math.nan for seeds in values]
     ranking = sorted({round(mean, 10) for mean in means if not math.isnan(mean)}, reverse=higher_is_better)
@@ -64,7 +70,10 @@ def _markdown(table: Table) -> str:
 
     lines = [f"**{table.title}**", "", "| method | " + " | ".join(table.columns) + " |"]
     lines.append("|---" * (len(table.columns) + 1) + "|")
-    lines += [f"| `{name}` | " + " | ".join(cell(value) for value in cells) + " |" for name, cells in table.rows]
+    lines += [
+        f"| `{name}`{table.tag(name)} | " + " | ".join(cell(value) for value in cells) + " |"
+        for name, cells in table.rows
+    ]
     return "\n".join([*lines, "", *(f"{note}  " for note in table.notes)]) + "\n"
 
 
@@ -89,7 +98,7 @@ def _latex(table: Table) -> str:
         return text.replace("×", r"$\times$").replace("±", r"$\pm$")
 
     head = " & ".join(["method", *map(plain, table.columns)]) + r" \\"
-    body = [" & ".join([plain(name), *map(cell, cells)]) + r" \\" for name, cells in table.rows]
+    body = [" & ".join([plain(name + table.tag(name)), *map(cell, cells)]) + r" \\" for name, cells in table.rows]
     columns = "l" + "r" * len(table.columns)
     return "\n".join(
         [rf"% {table.title}", rf"\begin{{tabular}}{{{columns}}}", r"\toprule", head, r"\midrule", *body,
@@ -108,7 +117,11 @@ def _json(table: Table) -> str:
         }
 
     rows = [
-        {"method": name, **{column: cell(value) for column, value in zip(table.columns, cells, strict=True)}}
+        {
+            "method": name,
+            "personal": name in table.personal,
+            **{column: cell(value) for column, value in zip(table.columns, cells, strict=True)},
+        }
         for name, cells in table.rows
     ]
     return json.dumps({"title": table.title, "rows": rows, "notes": list(table.notes)}, ensure_ascii=False) + "\n"
