@@ -282,11 +282,11 @@ class Condensing(Method):
         return {"data": to_8_bits(c, params) if self.quantise and params else params}
 
     def keep(self, c: ClientContext, params: Tree) -> Groups:
-        """The images, if the next visit goes on from them."""
+        """The images, if the next visit continues from them."""
         return {"data": params} if self.warm_start and params else {}
 
     def update(self, s: ServerContext, server: Groups, merged: Groups) -> Groups:
-        """The model goes on training, on all condensed data of the round."""
+        """The model continues training, on all condensed data of the round."""
         if not merged["data"]:
             return server
         model = fit(

@@ -74,7 +74,7 @@ class FedPer(Method):
         return self.division.shared(context, params)
 
     def overlaid(self, c: ClientContext) -> Tree:
-        """The received part with the client's own laid over it."""
+        """The received part, completed by the client's own."""
         return joined(c.message["model"], c.state.get("personal") or c.initial["model"], c.names.params)
 
     @property

@@ -105,7 +105,7 @@ class Feedback:
         self._scales = {layer: value.new_ones(()) for layer, value in self._fixed.items()}
 
     def watch(self, params: Tree) -> None:
-        """Scales to the norms of these weights; told before each step, so perturbed weights do not enter."""
+        """Scales to the norms of these weights; called before each step, so that perturbed weights do not enter."""
         if not self._scaling:
             return
         with torch.no_grad():
