@@ -6,9 +6,8 @@ Random numbers are drawn for all samples at once, so that the result does not de
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -67,13 +66,6 @@ class Transform(Component):
 transforms: Registry[Transform] = Registry("augmentation", Transform)
 
 
-def transform(spec: str | Mapping[str, Any] | Transform | None) -> Transform:
-    """A transform from text, a table or itself; None and `none` vary nothing."""
-    if spec is None or (isinstance(spec, str) and spec.strip().lower() == "none"):
-        return Unvaried()
-    return transforms.build(spec)
-
-
 @transforms.register("augment")
 class Augment(Transform):
     """Any combination of random crop, horizontal flip and cutout."""
@@ -116,7 +108,7 @@ class Augment(Transform):
             x = torch.where(flip.bool().view(-1, 1, 1, 1), x.flip(-1), x)
         x = normalise(x, mean, std)
         if self.cutout:
-            rows, columns = _covered(row, x.shape[2], self.cutout), _covered(column, x.shape[3], self.cutout)
+            rows, columns = _mask_cutout(row, x.shape[2], self.cutout), _mask_cutout(column, x.shape[3], self.cutout)
             x = x.masked_fill(rows[:, None, :, None] & columns[:, None, None, :], 0.0)
         return x
 
@@ -131,7 +123,7 @@ class Augment(Transform):
 def _crop(x: Tensor, top: Tensor, left: Tensor, padding: int, mode: str) -> Tensor:
     height, width = x.shape[2:]
     if mode == "reflect":
-        rows, columns = (_mirrored(length, padding, x.device) for length in (height, width))
+        rows, columns = (_mirror_positions(length, padding, x.device) for length in (height, width))
         padded = x.index_select(2, rows).index_select(3, columns)
     else:
         padded = torch.nn.functional.pad(x, (padding,) * 4)
@@ -139,13 +131,13 @@ def _crop(x: Tensor, top: Tensor, left: Tensor, padding: int, mode: str) -> Tens
     return windows[torch.arange(len(x), device=x.device), :, top, left]
 
 
-def _mirrored(length: int, padding: int, device: torch.device) -> Tensor:
+def _mirror_positions(length: int, padding: int, device: torch.device) -> Tensor:
     """Positions -padding..length+padding-1 folded back into 0..length-1 without repeating the edge."""
     position = torch.arange(-padding, length + padding, device=device).abs()
     return length - 1 - (length - 1 - position).abs()
 
 
-def _covered(centre: Tensor, length: int, side: int) -> Tensor:
+def _mask_cutout(centre: Tensor, length: int, side: int) -> Tensor:
     """Per sample, the positions of 0..length-1 inside a stretch of `side` around the centre."""
     offset = torch.arange(length, device=centre.device) - (centre[:, None] - side // 2)
     return (offset >= 0) & (offset < side)
