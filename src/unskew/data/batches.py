@@ -36,13 +36,13 @@ class Pipeline:
         return not self.augment.is_identity
 
     def inputs(self, x: Tensor, draws: Draws | None = None) -> Tensor:
-        """Normalised samples, varied by their random numbers if there are any."""
+        """Normalised samples, augmented if random numbers are given."""
         if draws is None:
             return normalise(x, self.mean, self.std)
         return self.augment.apply(x, draws, self.mean, self.std)
 
     def draw(self, n: int, shape: tuple[int, ...], noise: torch.Generator | None) -> Draws | None:
-        """The random numbers of n samples; None: nothing is varied."""
+        """The random numbers that augment n samples; None: no augmentation."""
         return self.augment.draw(n, shape, noise) if noise is not None and self.augmented else None
 
 

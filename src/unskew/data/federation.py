@@ -26,7 +26,7 @@ KNOWN_CLIENTS, KNOWN_SAMPLES = 256, 1000
 
 @dataclass(frozen=True)
 class Federation:
-    """Who holds what. Clients are index lists, looked up or computed; nothing is kept per client."""
+    """Who holds which samples. Clients are index lists, looked up or computed; nothing is kept per client."""
 
     dataset: Dataset
     partition: Partition
@@ -111,7 +111,7 @@ class Federation:
 
 
 def pool_train_and_test(dataset: Dataset) -> Dataset:
-    """Training and test samples in one pool, as FedAS splits them; the test set stays for global evaluation."""
+    """Makes training samples of the test samples, too, as FedAS does; the test set stays as it is."""
     groups = None
     if dataset.groups is not None and dataset.test_groups is not None:
         groups = torch.cat([dataset.groups, dataset.test_groups])

@@ -52,14 +52,14 @@ class Draws:
 
 
 class Transform(Component):
-    """How training images are varied."""
+    """How training images are augmented."""
 
     def draw(self, n: int, shape: tuple[int, ...], rng: torch.Generator) -> Draws:
         """All random numbers for n samples of this shape."""
         raise TypeError(f"{type(self).__name__} must define draw(n, shape, rng)")
 
     def apply(self, x: Tensor, draws: Draws, mean: Scale, std: Scale) -> Tensor:
-        """The varied and normalised samples, float32."""
+        """The augmented and normalised samples, float32."""
         raise TypeError(f"{type(self).__name__} must define apply(x, draws, mean, std)")
 
 
@@ -81,7 +81,7 @@ class Augment(Transform):
 
     @property
     def is_identity(self) -> bool:
-        """Whether it varies nothing, so that `apply` only normalises."""
+        """Whether it changes nothing, so that `apply` only normalises."""
         return not (self.crop or self.flip or self.cutout)
 
     def draw(self, n: int, shape: tuple[int, ...], rng: torch.Generator) -> Draws:
@@ -113,7 +113,7 @@ class Augment(Transform):
         return x
 
     def check(self, shape: tuple[int, ...]) -> None:
-        """Raises an error where inputs of this shape cannot be varied so."""
+        """An error where inputs of this shape cannot be augmented in this way."""
         if len(shape) != 3:
             raise InputError(f"{self}: expected images (channels, height, width), got shape {shape}; use none")
         if self.pad_mode == "reflect" and self.crop >= min(shape[1:]):

@@ -30,7 +30,7 @@ FIELDS: dict[str, tuple[type, ...]] = {
 
 
 class Dealer(ABC):
-    """Knows what each client holds without keeping it; whoever is asked for first changes nothing."""
+    """Says what each client holds without keeping it; the order in which clients are asked for does not matter."""
 
     @abstractmethod
     def hold(self, client: int) -> Ints:
@@ -47,7 +47,7 @@ class Dealer(ABC):
 
 @dataclass(frozen=True, eq=False)
 class LazyPartition(Partition):
-    """So many clients; what one of them holds is computed when it is asked for."""
+    """A number of clients; what one of them holds is computed when it is asked for."""
 
     split: dict[str, Any]
     clients: int

@@ -34,7 +34,7 @@ class LazySplit(Split):
         return LazyPartition(to_table(self), *origin, self.dealer(dataset, clients, seed), self.shared)
 
     def dealer(self, dataset: Dataset, clients: int, seed: int) -> Dealer:
-        """Who says what a client holds."""
+        """Computes what a client holds."""
         raise TypeError(f"{type(self).__name__} must define dealer(dataset, clients, seed)")
 
 
