@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from unskew.data.dataset import Dataset, Samples
-from unskew.data.sources.in_memory import Given
+from unskew.data.sources.in_memory import GivenDataset
 from unskew.runs.config import Run, from_table
 
 EXECUTORS: dict[str, dict[str, Any]] = {
@@ -62,7 +62,7 @@ class Workload:
         """The run's table: everything that is not said here is unskew's default."""
         return {
             "method": method,
-            "data": Given(kind=self.name, fingerprint=data.fingerprint()),
+            "data": GivenDataset(kind=self.name, fingerprint=data.fingerprint()),
             "model": self.model,
             "split": self.split,
             "clients": self.clients,

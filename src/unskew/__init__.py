@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from unskew.core.term import Term
     from unskew.core.wrapper import Wrapper
     from unskew.data.dataset import Dataset, Samples
-    from unskew.data.partition.listed import Split
+    from unskew.data.partition.splits import Split
     from unskew.data.sources import load
     from unskew.data.sources.base import About, Source
     from unskew.measures.base import Measure
@@ -42,7 +42,7 @@ _PLACES = {
     "InputError": "base.errors", "ClientError": "base.errors",
     # extending
     "Method": "core.method", "Wrapper": "core.wrapper", "Term": "core.term", "Measure": "measures.base",
-    "Source": "data.sources.base", "About": "data.sources.base", "Split": "data.partition.listed",
+    "Source": "data.sources.base", "About": "data.sources.base", "Split": "data.partition.splits",
     "Architecture": "models.base", "param": "base.registry",
     "ClientContext": "core.context", "ServerContext": "core.context", "Batch": "base.batch", "Output": "base.batch",
     "cross_entropy": "base.batch", "Tree": "base.tree", "Groups": "base.tree", "sgd": "core.local_loop",

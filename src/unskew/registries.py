@@ -2,7 +2,7 @@
 
 from unskew.core.method import methods
 from unskew.core.term import terms
-from unskew.data.partition.listed import splits
+from unskew.data.partition.splits import splits
 from unskew.data.sources.base import sources
 from unskew.data.transforms import transforms
 from unskew.measures.base import measures

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from unskew.data.transforms import Augment, normalise, transform, transforms
+from unskew.data.transforms import Augment, normalise, transforms
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
 
@@ -43,7 +43,7 @@ def naive(augment, x, numbers):
     ["none", "flip", "crop_flip", "fedsol_cinic", "augment(cutout=4)", "augment(crop=3)", "fedsol_cifar(cutout=6)"],
 )
 def test_equals_the_naive_reference(spec):
-    augment, x = transform(spec), images()
+    augment, x = transforms.build(spec), images()
     before = x.clone()
     draws = augment.draw(len(x), (3, 9, 7), rng())
     torch.testing.assert_close(augment.apply(x, draws, MEAN, STD), naive(augment, x, draws.numbers))
@@ -52,7 +52,7 @@ def test_equals_the_naive_reference(spec):
 
 @pytest.mark.parametrize("spec", ["none", "crop_flip", "fedsol_cinic", "fedsol_cifar"])
 def test_seeded_and_independent_of_slicing(spec):
-    augment, x = transform(spec), images(50)
+    augment, x = transforms.build(spec), images(50)
     draws = augment.draw(50, (3, 9, 7), rng())
     assert torch.equal(draws.numbers, augment.draw(50, (3, 9, 7), rng()).numbers)
     whole = augment.apply(x, draws, MEAN, STD)
@@ -64,7 +64,7 @@ def test_seeded_and_independent_of_slicing(spec):
 
 
 def test_draws_cover_their_ranges():
-    numbers = transform("fedsol_cifar").draw(5000, (3, 9, 7), rng()).numbers
+    numbers = transforms.build("fedsol_cifar").draw(5000, (3, 9, 7), rng()).numbers
     assert numbers.min(0).values.tolist() == [0, 0, 0, 0, 0]
     assert numbers.max(0).values.tolist() == [8, 8, 1, 8, 6]
     assert abs(numbers[:, 2].float().mean() - 0.5) < 0.03
@@ -97,13 +97,13 @@ def test_normalise():
 
 
 def test_presets_and_errors(refused):
-    assert transform(None).is_identity and transform("none").is_identity and transform({"name": "none"}).is_identity
-    assert not transform("crop_flip").is_identity
-    assert str(transform("crop_flip(crop=2)")) == "crop_flip(crop=2)"
-    preset = transform("fedsol_cifar")
+    assert transforms.build("none").is_identity and transforms.build({"name": "none"}).is_identity
+    assert not transforms.build("crop_flip").is_identity
+    assert str(transforms.build("crop_flip(crop=2)")) == "crop_flip(crop=2)"
+    preset = transforms.build("fedsol_cifar")
     assert (preset.crop, preset.pad_mode, preset.flip, preset.cutout) == (4, "zeros", True, 16)
     assert {"none", "flip", "crop_flip", "fedsol_cifar", "fedsol_cinic"} <= set(transforms)
-    refused(lambda: transform("augment(crop=-1)"), "crop")
-    refused(lambda: transform("crop_flap"), "crop_flip")
-    refused(lambda: transform("flip").draw(3, (10,), rng()), "flip", "(10,)")
-    refused(lambda: transform("fedsol_cinic").draw(3, (1, 4, 4), rng()), "lower crop")
+    refused(lambda: transforms.build("augment(crop=-1)"), "crop")
+    refused(lambda: transforms.build("crop_flap"), "crop_flip")
+    refused(lambda: transforms.build("flip").draw(3, (10,), rng()), "flip", "(10,)")
+    refused(lambda: transforms.build("fedsol_cinic").draw(3, (1, 4, 4), rng()), "lower crop")

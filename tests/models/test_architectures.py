@@ -10,7 +10,7 @@ from unskew.base.batch import Output
 from unskew.base.errors import InputError
 from unskew.base.registry import to_table
 from unskew.models.base import Architecture, Model, architectures, build
-from unskew.models.sizes import count_parameters, describe
+from unskew.models.sizes import count_parameters, describe_model
 
 RGB32, GREY28, RGB28, RGB64, GREY8 = (3, 32, 32), (1, 28, 28), (3, 28, 28), (3, 64, 64), (1, 8, 8)
 
@@ -207,7 +207,7 @@ def test_attention_never_looks_at_the_token_itself():
 
 
 def test_describe_counts_by_hand():
-    summary = describe(made("cnn8(norm=batch)", GREY8), GREY8)
+    summary = describe_model(made("cnn8(norm=batch)", GREY8), GREY8)
     assert summary.macs == 64 * 16 * 9 + 64 * 32 * 16 * 9 + 512 * 64 + 640
     assert summary.features == 64
     assert summary.buffers == 2 * (16 + 32) + 2
@@ -217,7 +217,7 @@ def test_describe_counts_by_hand():
 def test_describe_leaves_the_model_alone():
     model = build("cnn8(norm=batch)", GREY8, 10)
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    describe(model, GREY8)
+    describe_model(model, GREY8)
     assert model.training
     assert not any(module._forward_hooks for module in model.modules())
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -80,17 +81,17 @@ def read_certified(path: Path) -> bytes:
     return data
 
 
-def write_atomic(path: Path, data: bytes, *, sync: bool = True) -> None:
-    """Writes to a new file, syncs it, then renames it to `path`."""
+def write_atomic(path: Path, data: bytes | Callable[[BinaryIO], object], *, sync: bool = True) -> None:
+    """Writes bytes, or whatever a function writes, to a new file, syncs it, then renames it to `path`."""
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         with _opened(part) as file:
-            file.write(data)
+            data(file) if callable(data) else file.write(data)
             file.flush()
             if sync:
                 os.fsync(file.fileno())
         part.replace(path)
-    except OSError:
+    except BaseException:
         part.unlink(missing_ok=True)
         raise
     if sync:

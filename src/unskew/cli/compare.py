@@ -18,7 +18,7 @@ from unskew.cli.listing import console, table
 from unskew.cli.progress import DownloadProgress, RoundProgress, note
 from unskew.core.method import methods as method_registry
 from unskew.data.dataset import Dataset
-from unskew.data.partition.skew import chosen_clients, label_counts
+from unskew.data.partition.skew import choose_clients, label_counts
 from unskew.data.sources import load
 from unskew.report.comparison import table as comparison_table
 from unskew.report.curves import plot_curves, plot_measures
@@ -170,7 +170,7 @@ def draw(run: Run, cells: Sequence[Played], seed: int, data: Dataset, data_dir: 
     first = replace(run, seed=seed)
     data = building.prepare_data(first, data_dir, data)
     partition = building.cut(first, data)
-    clients = chosen_clients(partition)
+    clients = choose_clients(partition)
     counts = label_counts(partition, data.train.y.numpy(), data.num_classes, clients)
     named = len(data.group_names) == len(partition)
     names = [data.group_names[client] if named else str(client) for client in clients.tolist()]

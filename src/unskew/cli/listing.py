@@ -23,7 +23,7 @@ from unskew.data.files.finder import Finder
 from unskew.data.sources.base import sources
 from unskew.measures.base import measures
 from unskew.models.base import architectures
-from unskew.models.sizes import describe
+from unskew.models.sizes import describe_model
 from unskew.runs.folder import Row, to_json
 
 LARGEST = 100_000
@@ -167,7 +167,7 @@ def show_models(name: str | None, shape: str, classes: int, as_json: bool) -> No
 def _counts(name: str, shape: tuple[int, ...], classes: int) -> dict[str, Any]:
     try:
         with torch.device("meta"):  # sizes without numbers: no memory, whatever the shape
-            summary = describe(architectures.build(name).build(shape, classes), shape)
+            summary = describe_model(architectures.build(name).build(shape, classes), shape)
     except InputError as error:
         return {"parameters": "", "features": "", "problem": str(error)}
     return {"parameters": f"{summary.parameters:,}", "features": summary.features}

@@ -10,7 +10,7 @@ from unskew.base.errors import InputError
 from unskew.cli.listing import console, print_json, table
 from unskew.data.dataset import Dataset
 from unskew.data.partition.base import Partition, refuse_other
-from unskew.data.partition.skew import SkewSummary, chosen_clients, describe, label_counts
+from unskew.data.partition.skew import SkewSummary, choose_clients, describe, label_counts
 from unskew.report.split_plot import Counts, plot_split
 from unskew.runs.config import Run
 
@@ -30,7 +30,7 @@ def show_split(
     """Saves what was asked for and shows the partition."""
     labels = data.train.y.numpy()
     summary = describe(partition, labels, data.num_classes)
-    clients = chosen_clients(partition)
+    clients = choose_clients(partition)
     counts = label_counts(partition, labels, data.num_classes, clients)
     if picture:  # first, as it is refused for most reasons
         _draw(counts, clients.tolist(), len(partition), data, picture, f"{run.data}, {run.split}")

@@ -36,13 +36,13 @@ class Pipeline:
         return not self.augment.is_identity
 
     def inputs(self, x: Tensor, draws: Draws | None = None) -> Tensor:
-        """Normalised samples, varied by their random numbers if there are any."""
+        """Normalised samples, augmented if random numbers are given."""
         if draws is None:
             return normalise(x, self.mean, self.std)
         return self.augment.apply(x, draws, self.mean, self.std)
 
     def draw(self, n: int, shape: tuple[int, ...], noise: torch.Generator | None) -> Draws | None:
-        """The random numbers of n samples; None: nothing is varied."""
+        """The random numbers that augment n samples; None: no augmentation."""
         return self.augment.draw(n, shape, noise) if noise is not None and self.augmented else None
 
 
@@ -90,7 +90,7 @@ class LocalData:
 
     def passes(self, batch: int) -> Iterator[Batch]:
         """All samples once, in order, not augmented."""
-        for start, stop in no_single_tail(batch_bounds(len(self), batch)):
+        for start, stop in merge_single_tail(batch_bounds(len(self), batch)):
             index = slice(start, stop) if self._whole else self.index[start:stop]
             x, y = self.source.x[index], self.source.y[index]
             yield Batch(self.pipeline.inputs(x), y, torch.arange(start, stop, device=y.device))
@@ -138,8 +138,8 @@ def batch_bounds(n: int, size: int, drop_last: bool = False, skip_single: bool =
     return bounds
 
 
-def no_single_tail(bounds: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """A last batch of one sample joins the one before it: BatchNorm could not take statistics from it."""
+def merge_single_tail(bounds: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Joins a last batch of one sample to the one before it: BatchNorm could not take statistics from it."""
     if len(bounds) > 1 and bounds[-1][1] - bounds[-1][0] == 1:
         return [*bounds[:-2], (bounds[-2][0], bounds[-1][1])]
     return bounds

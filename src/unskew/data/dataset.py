@@ -110,7 +110,7 @@ def _check(name: str, part: str, samples: Samples, num_classes: int) -> None:
     low, high = int(y.min()), int(y.max())
     if low < 0 or high >= num_classes:
         raise InputError(
-            f"data '{name}': {part} labels must lie in 0..{num_classes - 1}, got {low}..{high}; renumber the labels"
+            f"data '{name}': {part} labels must be in 0..{num_classes - 1}, got {low}..{high}; renumber the labels"
         )
     if x.is_floating_point() and not torch.isfinite(x).all():
         raise InputError(f"data '{name}': {part} inputs hold NaN or infinite values; remove or replace them")

@@ -11,23 +11,22 @@ import torch
 
 from unskew.base import seeds
 from unskew.base.errors import InputError
-from unskew.data import local_tests
 from unskew.data.batches import LocalData, Pipeline
 from unskew.data.dataset import Dataset, Samples
+from unskew.data.local_tests import choose_proportional, hold_out
 from unskew.data.partition.base import Ints, Partition
 from unskew.data.transforms import Augment
 
 LocalTest = Literal["none", "proportional", "holdout"]
 """A client's test set: none; test samples in its label shares; or a part of its own samples, kept out of training."""
 
-_PLAIN = Augment()
 KNOWN_CLIENTS, KNOWN_SAMPLES = 256, 1000
-"""So many clients of at most so many samples are remembered: finding a tiny client's samples costs a step."""
+"""So many clients of at most so many samples are kept: finding a tiny client's samples takes as long as a step."""
 
 
 @dataclass(frozen=True)
 class Federation:
-    """Who holds what. Clients are index lists, looked up or computed; nothing is kept per client."""
+    """Who holds which samples. Clients are index lists, looked up or computed; nothing is kept per client."""
 
     dataset: Dataset
     partition: Partition
@@ -67,16 +66,16 @@ class Federation:
         return self._view(samples, self.local_test_indices(client), self._testing)
 
     def local_test_indices(self, client: int) -> Ints:
-        """Where a client's test samples lie: in the test set, or (`holdout`) among the training samples."""
+        """The positions of a client's test samples: in the test set, or (`holdout`) among the training samples."""
         if self.local_tests == "holdout":
-            return self._holdout(client)[1]
+            return self._hold_out(client)[1]
         labels, own = self.dataset.test.y.cpu().numpy(), self.partition[client]
         counts = np.bincount(self.dataset.train.y.cpu().numpy()[own], minlength=self.dataset.num_classes)
         eligible = np.arange(len(labels))
         if self.dataset.groups is not None and self.dataset.test_groups is not None:
             # a client of one domain is tested on that domain
             eligible = np.flatnonzero(np.isin(self.dataset.test_groups, self.dataset.groups[torch.tensor(own)]))
-        return eligible[local_tests.proportional(labels[eligible], counts, self.seed, client, self.test_limit)]
+        return eligible[choose_proportional(labels[eligible], counts, self.seed, client, self.test_limit)]
 
     def common(self, kind: str, start: int, stop: int) -> LocalData:
         """A part of the test set that all clients share, or of the validation set (kind `validate`)."""
@@ -93,11 +92,11 @@ class Federation:
         return {}
 
     def train_indices(self, client: int) -> Ints:
-        """Where a client's training samples lie in the data set."""
-        return self._holdout(client)[0] if self.local_tests == "holdout" else self.partition[client]
+        """The positions of a client's training samples in the data set."""
+        return self._hold_out(client)[0] if self.local_tests == "holdout" else self.partition[client]
 
-    def _holdout(self, client: int) -> tuple[Ints, Ints]:
-        return local_tests.holdout(self.partition[client], self.seed, client, self.test_share)
+    def _hold_out(self, client: int) -> tuple[Ints, Ints]:
+        return hold_out(self.partition[client], self.seed, client, self.test_share)
 
     def _view(self, samples: Samples, indices: Ints, pipeline: Pipeline) -> LocalData:
         return LocalData(samples, torch.from_numpy(np.array(indices)).to(samples.y.device), pipeline)
@@ -108,11 +107,11 @@ class Federation:
 
     @cached_property
     def _testing(self) -> Pipeline:
-        return replace(self._training, augment=_PLAIN)
+        return replace(self._training, augment=Augment())
 
 
-def merged(dataset: Dataset) -> Dataset:
-    """Training and test samples in one pool, as FedAS splits them; the test set stays for global evaluation."""
+def pool_train_and_test(dataset: Dataset) -> Dataset:
+    """Makes training samples of the test samples, too, as FedAS does; the test set stays as it is."""
     groups = None
     if dataset.groups is not None and dataset.test_groups is not None:
         groups = torch.cat([dataset.groups, dataset.test_groups])
@@ -120,7 +119,7 @@ def merged(dataset: Dataset) -> Dataset:
     return replace(dataset, train=train, groups=groups)
 
 
-def with_validation(dataset: Dataset, share: float, seed: int) -> Dataset:
+def hold_out_validation(dataset: Dataset, share: float, seed: int) -> Dataset:
     """Holds a random share of the training samples out as validation data, unless the data set brings its own."""
     if share == 0 or dataset.validation is not None:
         return dataset

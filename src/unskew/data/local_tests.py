@@ -1,4 +1,4 @@
-"""Test sets of single clients; each depends on the seed and the client only, not on which was asked for first."""
+"""The test sets of clients; each depends on the seed and the client only, not on which was asked for first."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from unskew.base.errors import InputError
 from unskew.data.partition.base import Ints
 
 
-def proportional(test_labels: ArrayLike, client_counts: ArrayLike, seed: int, client: int, limit: int = 1000) -> Ints:
+def choose_proportional(
+    test_labels: ArrayLike, client_counts: ArrayLike, seed: int, client: int, limit: int = 1000
+) -> Ints:
     """About `limit` samples of the common test set with the client's label shares; clients may share samples.
 
     `client_counts` holds the client's training samples per class. A class with too few test samples gives all of them.
@@ -24,10 +26,10 @@ def proportional(test_labels: ArrayLike, client_counts: ArrayLike, seed: int, cl
     return np.concatenate(chosen)
 
 
-def holdout(indices: Ints, seed: int, client: int, share: float = 0.25) -> tuple[Ints, Ints]:
+def hold_out(indices: Ints, seed: int, client: int, share: float = 0.25) -> tuple[Ints, Ints]:
     """A random split of the client's own samples into (training, test); one sample always stays for training."""
     if not 0 <= share < 1:
-        raise InputError(f"the share of a client's samples held out must lie in [0, 1), got {share}")
+        raise InputError(f"the share of a client's samples held out must be in [0, 1), got {share}")
     shuffled = _rng(seed, client, 1).permutation(indices)
     # the tolerance keeps (1 - 0.9) * 10 at one sample
     training = max(1, int((1 - share) * len(shuffled) + 1e-9))

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unskew.data.batches import EPOCH_LIMIT, LocalData, Pipeline, batch_bounds, no_single_tail, num_steps
+from unskew.data.batches import EPOCH_LIMIT, LocalData, Pipeline, batch_bounds, merge_single_tail, num_steps
 from unskew.data.dataset import Samples
 from unskew.data.transforms import Draws
 
@@ -70,7 +70,7 @@ Bounds = tuple[tuple[int, int], ...]
 
 
 @lru_cache(maxsize=64)
-def layout_of(bounds: tuple[Bounds, ...], totals: tuple[int, ...], n: tuple[int, ...], width: int = 0) -> Layout:
+def make_layout(bounds: tuple[Bounds, ...], totals: tuple[int, ...], n: tuple[int, ...], width: int = 0) -> Layout:
     """The layout of clients with these batches an epoch, steps in all, and samples; at least so wide."""
     clients, steps = len(bounds), max(totals, default=0)
     width = width or max((stop - start for own in bounds for start, stop in own), default=0)
@@ -94,7 +94,7 @@ def layout_of(bounds: tuple[Bounds, ...], totals: tuple[int, ...], n: tuple[int,
 
 
 class StackedData:
-    """The data of K clients, which all lie in one data set."""
+    """The data of K clients, which are all part of one data set."""
 
     def __init__(self, parts: list[LocalData]) -> None:
         self.parts = parts
@@ -116,7 +116,7 @@ class StackedData:
 
     @cached_property
     def _index(self) -> Tensor:
-        """Where each client's samples lie, [K, longest]; short rows are filled up with their first sample."""
+        """The positions of each client's samples, [K, longest]; short rows are filled up with their first sample."""
         longest = max(self.lengths)
         if min(self.lengths) == longest:
             return torch.stack([part.index for part in self.parts])
@@ -139,14 +139,14 @@ class StackedData:
         `orders` and `noises` give each client's stream when it is its turn; the next one may end the one before.
         """
         schedule = self._schedule(settings, orders, noises, skip_single, settings.batch if even else 0)
-        yield from self._gathered(schedule, even)
+        yield from self._gather(schedule, even)
 
     def passes(self, batch: int) -> Iterator[StackedBatch]:
         """All samples of each client once, in order, not augmented."""
-        bounds = tuple(tuple(no_single_tail(batch_bounds(n, batch))) for n in self.lengths)
-        layout = layout_of(bounds, tuple(len(own) for own in bounds), tuple(self.lengths))
+        bounds = tuple(tuple(merge_single_tail(batch_bounds(n, batch))) for n in self.lengths)
+        layout = make_layout(bounds, tuple(len(own) for own in bounds), tuple(self.lengths))
         orders = [torch.arange(n) for n in self.lengths]
-        yield from self._gathered(Schedule(layout, _spread(layout, orders)), even=False)
+        yield from self._gather(Schedule(layout, _spread(layout, orders)), even=False)
 
     def _schedule(
         self,
@@ -156,9 +156,9 @@ class StackedData:
         skip_single: bool,
         width: int,
     ) -> Schedule:
-        bounds = tuple(_bounds(n, settings.batch, settings.drop_last, skip_single) for n in self.lengths)
+        bounds = tuple(_cached_bounds(n, settings.batch, settings.drop_last, skip_single) for n in self.lengths)
         totals = tuple(num_steps(settings, len(own)) for own in bounds)
-        layout = layout_of(bounds, totals, tuple(self.lengths), width)
+        layout = make_layout(bounds, totals, tuple(self.lengths), width)
         visits = list(zip(self.lengths, layout.epochs, strict=True))
         if settings.shuffle:
             drawn = [torch.randperm(n, generator=rng) for rng, (n, epochs) in zip(orders, visits, strict=True)
@@ -173,7 +173,7 @@ class StackedData:
                  for _ in range(epochs)]  # fmt: skip
         return Schedule(layout, _spread(layout, drawn), _spread(layout, draws))
 
-    def _gathered(self, plan: Schedule, even: bool) -> Iterator[StackedBatch]:
+    def _gather(self, plan: Schedule, even: bool) -> Iterator[StackedBatch]:
         (steps, clients, widest), device = plan.layout.shape, self.source.y.device
         shape, layout = self.source.x.shape[1:], plan.layout
         at_once = max(1, EPOCH_LIMIT // max(1, clients * widest * shape.numel() * 4))
@@ -196,12 +196,12 @@ class StackedData:
 
 
 @lru_cache(maxsize=1024)
-def _bounds(n: int, batch: int, drop_last: bool, skip_single: bool) -> Bounds:
+def _cached_bounds(n: int, batch: int, drop_last: bool, skip_single: bool) -> Bounds:
     return tuple(batch_bounds(n, batch, drop_last, skip_single))
 
 
 def _spread(layout: Layout, drawn: list[Tensor]) -> Tensor:
-    """What was drawn for each client and epoch, laid out by step, client and place; padding is zero."""
+    """What was drawn for each client and epoch, arranged by step, client and place; padding is zero."""
     entries = torch.cat(drawn) if drawn else torch.empty(0, dtype=torch.int64)
     rest = entries.shape[1:]
     spread = entries.new_zeros(math.prod(layout.shape), *rest)

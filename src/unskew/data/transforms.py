@@ -6,9 +6,8 @@ Random numbers are drawn for all samples at once, so that the result does not de
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -53,25 +52,18 @@ class Draws:
 
 
 class Transform(Component):
-    """How training images are varied."""
+    """How training images are augmented."""
 
     def draw(self, n: int, shape: tuple[int, ...], rng: torch.Generator) -> Draws:
         """All random numbers for n samples of this shape."""
         raise TypeError(f"{type(self).__name__} must define draw(n, shape, rng)")
 
     def apply(self, x: Tensor, draws: Draws, mean: Scale, std: Scale) -> Tensor:
-        """The varied and normalised samples, float32."""
+        """The augmented and normalised samples, float32."""
         raise TypeError(f"{type(self).__name__} must define apply(x, draws, mean, std)")
 
 
 transforms: Registry[Transform] = Registry("augmentation", Transform)
-
-
-def transform(spec: str | Mapping[str, Any] | Transform | None) -> Transform:
-    """A transform from text, a table or itself; None and `none` vary nothing."""
-    if spec is None or (isinstance(spec, str) and spec.strip().lower() == "none"):
-        return Unvaried()
-    return transforms.build(spec)
 
 
 @transforms.register("augment")
@@ -89,7 +81,7 @@ class Augment(Transform):
 
     @property
     def is_identity(self) -> bool:
-        """Whether it varies nothing, so that `apply` only normalises."""
+        """Whether it changes nothing, so that `apply` only normalises."""
         return not (self.crop or self.flip or self.cutout)
 
     def draw(self, n: int, shape: tuple[int, ...], rng: torch.Generator) -> Draws:
@@ -116,12 +108,12 @@ class Augment(Transform):
             x = torch.where(flip.bool().view(-1, 1, 1, 1), x.flip(-1), x)
         x = normalise(x, mean, std)
         if self.cutout:
-            rows, columns = _covered(row, x.shape[2], self.cutout), _covered(column, x.shape[3], self.cutout)
+            rows, columns = _mask_cutout(row, x.shape[2], self.cutout), _mask_cutout(column, x.shape[3], self.cutout)
             x = x.masked_fill(rows[:, None, :, None] & columns[:, None, None, :], 0.0)
         return x
 
     def check(self, shape: tuple[int, ...]) -> None:
-        """Raises an error where inputs of this shape cannot be varied so."""
+        """An error where inputs of this shape cannot be augmented in this way."""
         if len(shape) != 3:
             raise InputError(f"{self}: expected images (channels, height, width), got shape {shape}; use none")
         if self.pad_mode == "reflect" and self.crop >= min(shape[1:]):
@@ -131,7 +123,7 @@ class Augment(Transform):
 def _crop(x: Tensor, top: Tensor, left: Tensor, padding: int, mode: str) -> Tensor:
     height, width = x.shape[2:]
     if mode == "reflect":
-        rows, columns = (_mirrored(length, padding, x.device) for length in (height, width))
+        rows, columns = (_mirror_positions(length, padding, x.device) for length in (height, width))
         padded = x.index_select(2, rows).index_select(3, columns)
     else:
         padded = torch.nn.functional.pad(x, (padding,) * 4)
@@ -139,13 +131,13 @@ def _crop(x: Tensor, top: Tensor, left: Tensor, padding: int, mode: str) -> Tens
     return windows[torch.arange(len(x), device=x.device), :, top, left]
 
 
-def _mirrored(length: int, padding: int, device: torch.device) -> Tensor:
+def _mirror_positions(length: int, padding: int, device: torch.device) -> Tensor:
     """Positions -padding..length+padding-1 folded back into 0..length-1 without repeating the edge."""
     position = torch.arange(-padding, length + padding, device=device).abs()
     return length - 1 - (length - 1 - position).abs()
 
 
-def _covered(centre: Tensor, length: int, side: int) -> Tensor:
+def _mask_cutout(centre: Tensor, length: int, side: int) -> Tensor:
     """Per sample, the positions of 0..length-1 inside a stretch of `side` around the centre."""
     offset = torch.arange(length, device=centre.device) - (centre[:, None] - side // 2)
     return (offset >= 0) & (offset < side)

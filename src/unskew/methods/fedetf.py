@@ -25,7 +25,7 @@ from unskew.base.tree import Tree
 from unskew.core.context import ClientContext
 from unskew.core.method import Method, methods
 from unskew.models.base import Model
-from unskew.models.etf import with_etf_head
+from unskew.models.etf import attach_etf_head
 
 
 @methods.register("fedetf")
@@ -40,7 +40,7 @@ class FedETF(Method):
 
     def remodel(self, model: Model, num_classes: int) -> Model:
         """The model with projector, scale and fixed vectors as its head."""
-        return with_etf_head(model, num_classes, self.p, self.etf_scale)
+        return attach_etf_head(model, num_classes, self.p, self.etf_scale)
 
     def criterion(self, c: ClientContext, out: Output, batch: Batch) -> Tensor:
         """Cross-entropy of logits + log n_k: a class that the client lacks has weight 0."""

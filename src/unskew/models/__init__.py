@@ -5,7 +5,7 @@ import pkgutil
 
 from unskew.base.batch import Output
 from unskew.models.base import Architecture, Model, architectures, build
-from unskew.models.sizes import Summary, count_parameters, describe
+from unskew.models.sizes import ModelSize, count_parameters, describe_model
 from unskew.models.user_module import split_head
 
 for _module in pkgutil.iter_modules(__path__):  # importing a file registers what it holds
@@ -14,11 +14,11 @@ for _module in pkgutil.iter_modules(__path__):  # importing a file registers wha
 __all__ = [
     "Architecture",
     "Model",
+    "ModelSize",
     "Output",
-    "Summary",
     "architectures",
     "build",
     "count_parameters",
-    "describe",
+    "describe_model",
     "split_head",
 ]

@@ -16,7 +16,7 @@ from unskew.models.base import Model
 class ETFHead(nn.Module):
     """Logits `scale * normalise(projector(z)) V`; `scale` and `projector` are learned, `vectors` V is fixed.
 
-    V is no part of the state dict: it never travels with the parameters (sheet 2.17: it is sent once).
+    V is not part of the state dict: it never changes, so it need not travel with the parameters.
     """
 
     vectors: Tensor
@@ -32,10 +32,10 @@ class ETFHead(nn.Module):
         self.projector = nn.Linear(features, size)
         self.scale = nn.Parameter(torch.empty(()))
         self.reset_parameters()
-        self.register_buffer("vectors", simplex(orthonormal(size, num_classes)).float(), persistent=False)
+        self.register_buffer("vectors", simplex(draw_orthonormal(size, num_classes)).float(), persistent=False)
 
     def reset_parameters(self) -> None:
-        """The scale as it was at first; the projector has an initialiser of its own."""
+        """Sets the scale to its first value; the projector has an initialiser of its own."""
         nn.init.constant_(self.scale, self._scale)
 
     def forward(self, features: Tensor) -> Tensor:
@@ -43,7 +43,7 @@ class ETFHead(nn.Module):
         return self.scale * (F.normalize(self.projector(features), dim=-1, eps=1e-12) @ self.vectors)
 
 
-def orthonormal(rows: int, columns: int) -> Tensor:
+def draw_orthonormal(rows: int, columns: int) -> Tensor:
     """U: orthonormal columns from the QR of a uniform random matrix, float64, from the global generator."""
     q, r = torch.linalg.qr(torch.rand(rows, columns, dtype=torch.float64))
     signed: Tensor = q * r.diagonal().sign()  # libraries differ in the signs
@@ -56,7 +56,7 @@ def simplex(u: Tensor) -> Tensor:
     return math.sqrt(classes / (classes - 1)) * (u - u.mean(1, keepdim=True))
 
 
-def with_etf_head(model: Model, num_classes: int, size: int, scale: float) -> Model:
+def attach_etf_head(model: Model, num_classes: int, size: int, scale: float) -> Model:
     """A copy of the model with this head; `size` 0: as many dimensions as classes."""
     made = copy.deepcopy(model)
     made.head = ETFHead(head_inputs(model.head), size or num_classes, num_classes, scale).to(next(model.parameters()))

@@ -61,8 +61,8 @@ def as_rgb(channels: int) -> tuple[nn.Module, int]:
     return (Replicate(3), 3) if channels == 1 else (nn.Identity(), channels)
 
 
-def resized(height: int, width: int, to_height: int, to_width: int) -> nn.Module:
-    """A resize where the size differs, else nothing."""
+def resize_layer(height: int, width: int, to_height: int, to_width: int) -> nn.Module:
+    """A layer that resizes where the size differs, else does nothing."""
     return nn.Identity() if (height, width) == (to_height, to_width) else Resize(to_height, to_width)
 
 

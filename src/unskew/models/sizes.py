@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from unskew.models.base import Model
 
 
-class Summary(NamedTuple):
-    """Sizes of a model; `macs` are the multiply-accumulates of its convolutions and linear layers on one input."""
+class ModelSize(NamedTuple):
+    """How large a model is; `macs` are the multiply-accumulates of its convolutions and linear layers on one input."""
 
     parameters: int
     buffers: int
@@ -25,7 +25,7 @@ def count_parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
-def describe(model: Model, shape: tuple[int, ...]) -> Summary:
+def describe_model(model: Model, shape: tuple[int, ...]) -> ModelSize:
     """The sizes of a model for inputs of this shape; the model itself stays as it is."""
     macs = 0
 
@@ -42,4 +42,4 @@ def describe(model: Model, shape: tuple[int, ...]) -> Summary:
     with torch.no_grad():
         features = probe(torch.zeros(1, *shape, dtype=like.dtype, device=like.device)).features
     buffers = sum(buffer.numel() for buffer in model.buffers())
-    return Summary(count_parameters(model), buffers, features.shape[1], macs)
+    return ModelSize(count_parameters(model), buffers, features.shape[1], macs)

@@ -54,7 +54,7 @@ def _check_same(module: nn.Module, model: Model, head: str, example: Tensor) -> 
 
 
 @architectures.register("python")
-class Python(Architecture):
+class PythonModule(Architecture):
     """Your own network: a Python function (or class) of the input's shape and the number of classes."""
 
     target: str = param(doc="path/to/file.py:function or package.module:function, called with (shape, num_classes)")
@@ -107,8 +107,8 @@ class GivenModule(Architecture):
         module: nn.Module | None = getattr(self, "_module", None)
         if module is None:
             raise InputError(
-                f"this run's model ({self.kind}) was handed over by a Python program; go on from there with "
-                "unskew.resume(folder, model=..., head=...)"
+                f"this run's model ({self.kind}) was handed over by a Python program; resume it from Python "
+                "with unskew.resume(folder, model=..., head=...)"
             )
         example = torch.rand(2, *shape, generator=torch.Generator().manual_seed(0))
         return copy.deepcopy(split_head(module, self.head, example))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from unskew.models.base import Architecture, Model, architectures
-from unskew.models.layers import image_shape, resized
+from unskew.models.layers import image_shape, resize_layer
 
 
 @architectures.register("vgg11")
@@ -15,7 +15,7 @@ class VGG11(Architecture):
     def build(self, shape: tuple[int, ...], num_classes: int) -> Model:
         """512 features, a linear head; images below 32 pixels are up-sampled to 32, five max-pools need that."""
         channels, height, width = image_shape("vgg11", shape, at_least=16)
-        layers: list[nn.Module] = [resized(height, width, max(height, 32), max(width, 32))]
+        layers: list[nn.Module] = [resize_layer(height, width, max(height, 32), max(width, 32))]
         for group in ((64,), (128,), (256, 256), (512, 512), (512, 512)):
             for out in group:
                 layers += [nn.Conv2d(channels, out, 3, padding=1), nn.ReLU()]

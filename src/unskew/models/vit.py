@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unskew.models.base import Architecture, Model, architectures
-from unskew.models.layers import Residual, image_shape, resized
+from unskew.models.layers import Residual, image_shape, resize_layer
 
 GRID = 4  # patches a side
 WIDTH = 192
@@ -26,7 +26,7 @@ class SLViT(Architecture):
         side = GRID * patch
         patch_size = 5 * channels * patch**2
         body = nn.Sequential(
-            resized(height, width, side, side),
+            resize_layer(height, width, side, side),
             ShiftedPatches(patch),
             nn.LayerNorm(patch_size),
             nn.Linear(patch_size, WIDTH),

@@ -12,7 +12,7 @@ from unskew.core.jobs import Executor
 from unskew.core.net import Net
 from unskew.core.task import Task
 from unskew.data.dataset import Dataset
-from unskew.data.federation import Federation, merged, with_validation
+from unskew.data.federation import Federation, hold_out_validation, pool_train_and_test
 from unskew.data.files.download import Progress
 from unskew.data.partition.base import Partition
 from unskew.data.sources import load
@@ -29,8 +29,8 @@ def prepare_data(
 ) -> Dataset:
     """The run's data set, with its validation part held out."""
     data = dataset if dataset is not None else load(config.data, data_dir, download)
-    data = merged(data) if config.pool_test else data
-    return with_validation(data, config.evaluation.validation, split_seed(config))
+    data = pool_train_and_test(data) if config.pool_test else data
+    return hold_out_validation(data, config.evaluation.validation, split_seed(config))
 
 
 def split_seed(config: Run) -> int:

@@ -12,7 +12,7 @@ from unskew.base.errors import InputError
 from unskew.base.registry import construct
 from unskew.core.method import Method
 from unskew.data.dataset import Dataset
-from unskew.data.partition.lazy import load_partition
+from unskew.data.partition.saved import load_partition
 from unskew.data.sources import load
 from unskew.runs import building, engine
 from unskew.runs.config import Run

@@ -24,7 +24,7 @@ from unskew.core.round_loop import Round, rounds
 from unskew.core.task import Task
 from unskew.data.dataset import Dataset
 from unskew.data.files.download import Progress
-from unskew.data.partition.lazy import load_partition
+from unskew.data.partition.saved import load_partition
 from unskew.measures.recorder import Recorder
 from unskew.models.base import Architecture, Model
 from unskew.runs import checkpoint

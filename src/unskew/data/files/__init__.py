@@ -1,1 +1,1 @@
-"""Files of data sets: found, downloaded, decoded, cached."""
+"""The files of data sets: find, download, decode and cache them."""

@@ -1,4 +1,4 @@
-"""From arrays of many layouts to the two tensors of `Samples`, with one-line errors that name the file."""
+"""Arrays of many layouts become the two tensors of `Samples`; errors are one line that names the file."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import lzma
 import math
 import zipfile
 import zlib
-from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from unskew.base.errors import InputError, one_line
+from unskew.base.errors import InputError
 from unskew.data.dataset import Samples
-from unskew.data.files.decoded_cache import Array, Arrays, cached
+
+Array = np.ndarray[Any, Any]
+Arrays = dict[str, Array]
 
 SPLIT_SEED = 0
 """Splits made here never depend on the seed of a run."""
@@ -23,43 +24,10 @@ SPLIT_SEED = 0
 WRITABLE: tuple[Literal["C"], Literal["W"]] = ("C", "W")
 """Tensors share memory with arrays, so these must be contiguous and writable; numpy copies where they are not."""
 
-BROKEN = (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, NotImplementedError)
+UNREADABLE = (
+    OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, NotImplementedError,
+)  # fmt: skip
 """What numpy and the archive readers raise for a damaged file."""
-
-
-def read_npz(path: Path) -> Arrays:
-    """All arrays of an .npz; nothing is ever unpickled."""
-    if not path.is_file():
-        raise InputError(f"the file '{path}' does not exist; give the path of an .npz file")
-    try:
-        with zipfile.ZipFile(path) as archive:
-            slow = any(member.compress_type == zipfile.ZIP_LZMA for member in archive.infolist())
-    except BROKEN as error:
-        raise InputError(f"{path}: expected an .npz archive, got a damaged or other file ({one_line(error)})") from None
-    return cached(path, "npz", lambda: _load_npz(path)) if slow else _load_npz(path)
-
-
-def _load_npz(path: Path) -> Arrays:
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
-    except BROKEN as error:
-        if "allow_pickle" in str(error):
-            raise InputError(
-                f"{path}: holds an object array, which is never unpickled; save plain numbers and text instead"
-            ) from None
-        raise InputError(f"{path}: expected an .npz archive, got a damaged file ({one_line(error)})") from None
-
-
-def read_npy(path: Path) -> Array:
-    """The array of an .npy file."""
-    try:
-        array = np.load(path, allow_pickle=False)
-    except BROKEN as error:
-        raise InputError(f"{path}: expected an .npy array, got a damaged or other file ({one_line(error)})") from None
-    if not isinstance(array, np.ndarray):
-        raise InputError(f"{path}: expected an .npy array, got an archive of several; unpack it")
-    return array
 
 
 def to_inputs(array: Array, where: str) -> Tensor:
@@ -123,7 +91,7 @@ def to_samples(x: Array, y: Array, where: str) -> Samples:
     return samples
 
 
-def stratified(strata: Array, share: float) -> tuple[Tensor, Tensor]:
+def split_stratified(strata: Array, share: float) -> tuple[Tensor, Tensor]:
     """Positions for training and test: ceil(share · N) test samples, every stratum in proportion, always the same."""
     _, stratum, counts = np.unique(strata, return_inverse=True, return_counts=True)
     exact = counts * share

@@ -6,49 +6,34 @@ import hashlib
 import json
 import logging
 import os
-import tempfile
-import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from unskew.base import storage
 from unskew.base.cache import cache_dir
+from unskew.data.files.arrays import UNREADABLE, Arrays
 
 log = logging.getLogger(__name__)
 
-Array = np.ndarray[Any, Any]
-Arrays = dict[str, Array]
 
-
-def cached(origin: Path, variant: str, decode: Callable[[], Arrays]) -> Arrays:
-    """What `decode` gives, remembered for these files as they are now; works without a writable cache, too."""
+def load_or_decode(origin: Path, variant: str, decode: Callable[[], Arrays]) -> Arrays:
+    """What `decode` gives, kept in the cache until the files change; works without a writable cache, too."""
     store = cache_dir() / "decoded" / f"{_key(origin, variant)}.npz"
     try:
         with np.load(store, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
     except FileNotFoundError:
         pass
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
+    except UNREADABLE as error:
         log.warning("the cached %s is unreadable (%s); decoding %s again", store.name, error, origin)
     arrays = decode()
     try:
-        _write(store, arrays)
+        storage.write_atomic(store, lambda file: np.savez(file, **arrays), sync=False)  # type: ignore[arg-type]
     except OSError as error:
         log.info("decoded %s is not cached: %s", origin, error)
     return arrays
-
-
-def _write(store: Path, arrays: Arrays) -> None:
-    store.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=store.parent, suffix=".tmp")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            np.savez(file, **arrays)  # type: ignore[arg-type]
-        Path(name).replace(store)
-    finally:
-        Path(name).unlink(missing_ok=True)
 
 
 def _key(origin: Path, variant: str) -> str:

@@ -14,7 +14,7 @@ from unskew.data.files.download import Progress, TransferError, fetch
 
 @dataclass(frozen=True)
 class Needed:
-    """One file of a data set as it is published; `also` are patterns of what may stand in for it, such as unpacked."""
+    """One file of a data set as it is published; `also` are patterns of what may replace it (unpacked)."""
 
     name: str
     url: str = ""

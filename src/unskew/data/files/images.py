@@ -10,17 +10,23 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+import torch
 from PIL import Image, UnidentifiedImageError
 
 from unskew.base.errors import InputError, one_line
-from unskew.data.files.decoded_cache import Array, Arrays, cached
+from unskew.data.dataset import Samples
+from unskew.data.files.arrays import Array, Arrays
+from unskew.data.files.decoded_cache import load_or_decode
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 
 Tags = Callable[[str], "tuple[int, ...] | None"]
 """The numbers (such as part and class) of the image at a relative path; None leaves the image out."""
 
-BROKEN = (OSError, EOFError, zlib.error, zipfile.BadZipFile, tarfile.TarError)
+TRAIN, TEST, VALIDATION = 0, 1, 2
+"""The first tag of an image where a data set comes in parts."""
+
+_UNREADABLE = (OSError, EOFError, zlib.error, zipfile.BadZipFile, tarfile.TarError)
 
 
 def is_image(name: str) -> bool:
@@ -30,13 +36,22 @@ def is_image(name: str) -> bool:
 
 def decode_images(origin: Path, tags: Tags, variant: str, *, size: int, grey: bool = False) -> tuple[Array, Array]:
     """Images [N, C, size, size] uint8 and their tags [N, K], sorted by path; `variant` names the tags for the cache."""
-    arrays = cached(origin, f"{variant} {size} {grey}", lambda: _decode(origin, tags, size, grey))
+    arrays = load_or_decode(origin, f"{variant} {size} {grey}", lambda: _decode(origin, tags, size, grey))
     return arrays["x"], arrays["tags"]
+
+
+def select_part(x: Array, tags: Array, part: int, origin: Path) -> Samples:
+    """The samples of one part, where tags are (part, label)."""
+    chosen = tags[:, 0] == part
+    if not chosen.any():
+        name = ("training", "test", "validation")[part]
+        raise InputError(f"{origin}: holds no {name} images; get the complete files")
+    return Samples(torch.from_numpy(x[chosen]), torch.from_numpy(tags[chosen, 1]))
 
 
 def _decode(origin: Path, tags: Tags, size: int, grey: bool) -> Arrays:
     pixels, found, names = bytearray(), [], []
-    for name, content in _members(origin, lambda name: is_image(name) and tags(name) is not None):
+    for name, content in _read_wanted(origin, lambda name: is_image(name) and tags(name) is not None):
         pixels += _pixels(content, f"{origin}/{name}", size, grey)
         found.append(tags(name))
         names.append(name)
@@ -73,7 +88,7 @@ def _pixels(content: bytes, where: str, size: int, grey: bool) -> bytes:
 
 def read_text(origin: Path, ending: str) -> str:
     """The text of the one file whose path ends so."""
-    for _, content in _members(origin, lambda name: f"/{name}".endswith(f"/{ending}")):
+    for _, content in _read_wanted(origin, lambda name: f"/{name}".endswith(f"/{ending}")):
         return content.decode("utf-8", errors="replace")
     raise InputError(f"{origin}: expected it to hold {ending}; it does not: get the complete files")
 
@@ -82,7 +97,7 @@ def read_members(origin: Path, endings: tuple[str, ...]) -> dict[str, bytes]:
     """The contents of the files with these names, wherever they are in the folder or archive."""
     found = {
         name.rpartition("/")[2]: content
-        for name, content in _members(origin, lambda name: name.rpartition("/")[2] in endings)
+        for name, content in _read_wanted(origin, lambda name: name.rpartition("/")[2] in endings)
     }
     for name in endings:
         if name not in found:
@@ -90,34 +105,34 @@ def read_members(origin: Path, endings: tuple[str, ...]) -> dict[str, bytes]:
     return found
 
 
-def _members(origin: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
+def _read_wanted(origin: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
     """Paths relative to the origin, with forward slashes, and contents."""
     try:
         if origin.is_dir():
-            yield from _of_folder(origin, wanted)
+            yield from _read_folder(origin, wanted)
         elif zipfile.is_zipfile(origin):
-            yield from _of_zip(origin, wanted)
+            yield from _read_zip(origin, wanted)
         else:
-            yield from _of_tar(origin, wanted)
-    except BROKEN as error:
+            yield from _read_tar(origin, wanted)
+    except _UNREADABLE as error:
         raise InputError(
             f"{origin}: expected a folder, .zip or .tar.gz, got a damaged file ({one_line(error)}); get it again"
         ) from None
 
 
-def _of_folder(origin: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
+def _read_folder(origin: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
     names = (path.relative_to(origin).as_posix() for path in origin.rglob("*") if path.is_file())
     for name in sorted(name for name in names if wanted(name)):
         yield name, (origin / name).read_bytes()
 
 
-def _of_zip(origin: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
+def _read_zip(origin: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
     with zipfile.ZipFile(origin) as archive:
         for name in sorted(name for name in archive.namelist() if not name.endswith("/") and wanted(name)):
             yield name, archive.read(name)
 
 
-def _of_tar(origin: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
+def _read_tar(origin: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
     with tarfile.open(origin, "r|*") as archive:  # one pass: seeking in a compressed tar would read it again
         for member in archive:
             name = member.name.removeprefix("./")

@@ -1,4 +1,4 @@
-"""What every partition can do, whether its clients are listed or computed, and how its file is written and read."""
+"""What every partition can do, whether its clients are listed or computed, and how it is written to a file."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import csv
 import io
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +62,7 @@ class Partition(ABC):
     def __iter__(self) -> Iterator[Ints]:
         return (self[client] for client in range(len(self)))
 
-    def flat(self, clients: Ints) -> tuple[Ints, Ints]:
+    def concatenate(self, clients: Ints) -> tuple[Ints, Ints]:
         """The samples of these clients, one client after the other, and how many each one has."""
         parts = [self[client] for client in clients.tolist()]
         return np.concatenate([np.empty(0, np.int64), *parts]), np.array([len(part) for part in parts], np.int64)
@@ -88,36 +87,15 @@ class Partition(ABC):
         writer.writerow(["client", "index", "label"])
         for start in range(0, len(self), BLOCK):
             clients = np.arange(start, min(start + BLOCK, len(self)))
-            indices, sizes = self.flat(clients)
+            indices, sizes = self.concatenate(clients)
             writer.writerows(np.stack([np.repeat(clients, sizes), indices, labels[indices]], axis=1).tolist())
         _write(Path(path), text.getvalue().encode())
 
-    def _number(self, client: int) -> int:
-        """The client's number, counted from the end if it is negative."""
+    def _check_number(self, client: int) -> int:
+        """The client's number; a negative one counts from the end."""
         if not -len(self) <= client < len(self):
-            raise IndexError(f"client must lie in 0..{len(self) - 1}, got {client}")
+            raise IndexError(f"client must be in 0..{len(self) - 1}, got {client}")
         return client % len(self)
-
-
-def read_text(path: str | Path) -> str:
-    """The text of a partition's file."""
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"cannot read partition '{path}': {error.strerror}; check the path") from None
-    except UnicodeDecodeError as error:
-        raise InputError(f"partition '{path}' is not valid JSON ({error}); save it again") from None
-
-
-@contextmanager
-def told_as_damage(path: str | Path) -> Iterator[None]:
-    """Whatever is wrong with the text of a partition's file becomes one line that names the file."""
-    try:
-        yield
-    except InputError as error:
-        raise InputError(f"partition '{path}' is damaged: {error}; save it again") from None
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"partition '{path}' is not valid JSON ({error}); save it again") from None
 
 
 def check_fields(document: Any, form: str, fields: dict[str, tuple[type, ...]]) -> None:
@@ -131,7 +109,7 @@ def check_fields(document: Any, form: str, fields: dict[str, tuple[type, ...]]) 
 
 
 def refuse_other(path: Path, content: bytes) -> None:
-    """An error where something else than this content lies at the path."""
+    """An error where the path holds anything but this content."""
     try:
         if path.exists() and (not path.is_file() or path.read_bytes() != content):
             raise InputError(f"'{path}' exists and holds something else; remove it or choose another name")

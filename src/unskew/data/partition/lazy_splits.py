@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from typing import ClassVar
 
 import numpy as np
 from numpy.random import Philox, RandomState
@@ -10,13 +11,31 @@ from numpy.typing import NDArray
 
 from unskew.base import seeds
 from unskew.base.errors import InputError
-from unskew.base.registry import param
+from unskew.base.registry import param, to_table
 from unskew.data.dataset import Dataset
 from unskew.data.partition.base import Ints
-from unskew.data.partition.lazy import Dealer, LazySplit
-from unskew.data.partition.listed import splits
+from unskew.data.partition.lazy import Dealer, LazyPartition
+from unskew.data.partition.splits import Split, check_seed, splits
 
 MOST_CLIENTS = 10**12
+
+
+class LazySplit(Split):
+    """A split that gives a dealer instead of everyone's indices."""
+
+    shared: ClassVar[bool] = False
+    """Whether two clients may hold the same sample."""
+
+    def cut(self, dataset: Dataset, clients: int, seed: int) -> LazyPartition:
+        """Which client holds which sample; the same arguments give the same partition."""
+        self.check(dataset, clients)
+        check_seed(seed)
+        origin = (clients, seed, dataset.fingerprint(), len(dataset.train))
+        return LazyPartition(to_table(self), *origin, self.dealer(dataset, clients, seed), self.shared)
+
+    def dealer(self, dataset: Dataset, clients: int, seed: int) -> Dealer:
+        """Computes what a client holds."""
+        raise TypeError(f"{type(self).__name__} must define dealer(dataset, clients, seed)")
 
 
 @splits.register("ranges")
@@ -52,7 +71,7 @@ class Virtual(LazySplit):
     def check(self, dataset: Dataset, clients: int) -> None:
         """As many clients as one likes, none larger than the data set."""
         if not 1 <= clients <= MOST_CLIENTS:
-            raise InputError(f"virtual: the number of clients must lie in 1..{MOST_CLIENTS}, got {clients}")
+            raise InputError(f"virtual: the number of clients must be in 1..{MOST_CLIENTS}, got {clients}")
         if self.samples > len(dataset.train):
             raise InputError(
                 f"virtual: a client draws {self.samples} samples, the data have {len(dataset.train)}; "

@@ -1,4 +1,4 @@
-"""Partitions that list every client's samples, the file that keeps them, and the splits that make them."""
+"""Partitions that list every client's samples, and their form as JSON."""
 
 from __future__ import annotations
 
@@ -8,17 +8,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.random import RandomState
 from numpy.typing import ArrayLike
 
 from unskew.base.errors import InputError
-from unskew.base.registry import Component, Registry, to_table
-from unskew.data.dataset import Dataset
-from unskew.data.partition.base import BLOCK, Ints, Partition, check_fields, read_text, told_as_damage
+from unskew.data.partition.base import BLOCK, Ints, Partition, check_fields
 
 FORMAT = "unskew-partition-1"
 FIELDS: dict[str, tuple[type, ...]] = {
@@ -63,18 +59,13 @@ class ListedPartition(Partition):
         return len(self.offsets) - 1
 
     def __getitem__(self, client: int) -> Ints:
-        client = self._number(client)
+        client = self._check_number(client)
         return self.indices[self.offsets[client] : self.offsets[client + 1]]
 
     @property
     def sizes(self) -> Ints:
         """How many samples each client holds."""
         return np.diff(self.offsets)
-
-    @property
-    def owners(self) -> Ints:
-        """The client that holds each entry of `indices`."""
-        return np.repeat(np.arange(len(self)), self.sizes)
 
     @property
     def total(self) -> int:
@@ -86,10 +77,10 @@ class ListedPartition(Partition):
         numbers = np.asarray(clients, dtype=np.int64)
         return self.offsets[numbers + 1] - self.offsets[numbers]
 
-    def flat(self, clients: Ints) -> tuple[Ints, Ints]:
+    def concatenate(self, clients: Ints) -> tuple[Ints, Ints]:
         """The samples of these clients, one client after the other, and how many each one has."""
         sizes = self.sizes_of(clients)
-        # position p of the result lies p - (where its client starts there) after the client's start in `indices`
+        # position p of the result is p - (where its client starts there) after the client's start in `indices`
         shifts = np.repeat(self.offsets[clients] - offsets_of(sizes)[:-1], sizes)
         return self.indices[np.arange(len(shifts)) + shifts], sizes
 
@@ -101,7 +92,7 @@ class ListedPartition(Partition):
         return digest.hexdigest()[:16]
 
     def to_json(self) -> bytes:
-        """The document that `load` reads: the origin, and a list of samples per client."""
+        """The document that `load_partition` reads: the origin, and a list of samples per client."""
         document: dict[str, Any] = {
             "format": FORMAT,
             "split": self.split,
@@ -111,31 +102,25 @@ class ListedPartition(Partition):
             "hash": self.hash,
             "clients": [],
         }
-        lists = ", ".join(self._texts())
+        lists = ", ".join(self._write_lists())
         return f"{json.dumps(document)[:-2]}{lists}]}}\n".encode()
 
-    def _texts(self) -> Iterator[str]:
+    def _write_lists(self) -> Iterator[str]:
         for start in range(0, len(self), BLOCK):
             ends = self.offsets[start : start + BLOCK + 1]
             flat, ends = self.indices[ends[0] : ends[-1]].tolist(), (ends - ends[0]).tolist()
             yield json.dumps([flat[first:last] for first, last in pairwise(ends)])[1:-1]
 
     @classmethod
-    def load(cls, path: str | Path) -> ListedPartition:
-        """Reads a saved partition; a damaged file is refused with the reason."""
-        return cls.from_text(path, read_text(path))
-
-    @classmethod
-    def from_text(cls, path: str | Path, text: str) -> ListedPartition:
-        """The partition that a file's text stands for; `path` is for the error that names it."""
-        with told_as_damage(path):
-            pieces = _pieces(text)
-            origin = json.loads(next(pieces))
-            check_fields(origin, FORMAT, FIELDS)
-            sizes, indices = _arrays(chain([origin.pop("clients")], map(json.loads, pieces)))
-            partition = cls(indices, offsets_of(sizes), **{key: origin[key] for key in ORIGIN})
-            if partition.hash != origin["hash"]:
-                raise InputError(f"its hash is {origin['hash']!r} but its clients give '{partition.hash}'")
+    def from_json(cls, text: str) -> ListedPartition:
+        """The partition that such a document describes; an error says what is wrong with it."""
+        pieces = _cut_text(text)
+        origin = json.loads(next(pieces))
+        check_fields(origin, FORMAT, FIELDS)
+        sizes, indices = _read_lists(chain([origin.pop("clients")], map(json.loads, pieces)))
+        partition = cls(indices, offsets_of(sizes), **{key: origin[key] for key in ORIGIN})
+        if partition.hash != origin["hash"]:
+            raise InputError(f"its hash is {origin['hash']!r} but its clients give '{partition.hash}'")
         return partition
 
 
@@ -144,7 +129,7 @@ def offsets_of(sizes: ArrayLike) -> Ints:
     return np.concatenate([[0], np.cumsum(np.asarray(sizes, dtype=np.int64))]).astype(np.int64)
 
 
-def _pieces(text: str) -> Iterator[str]:
+def _cut_text(text: str) -> Iterator[str]:
     """The document, without its clients if it was written here; then the clients, some at a time.
 
     A million small lists at once would take a gigabyte, and minutes where the garbage collector walks over them.
@@ -162,7 +147,7 @@ def _pieces(text: str) -> Iterator[str]:
         start = stop + 2
 
 
-def _arrays(blocks: Iterator[Any]) -> tuple[Ints, Ints]:
+def _read_lists(blocks: Iterator[Any]) -> tuple[Ints, Ints]:
     """Sizes and indices of the clients in these lists of lists."""
     sizes, indices = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     for clients in blocks:
@@ -186,47 +171,9 @@ def _check(indices: Ints, offsets: Ints, samples: int) -> None:
         return
     low, high = int(indices.min()), int(indices.max())
     if low < 0 or high >= samples:
-        raise InputError(f"sample indices must lie in 0..{samples - 1}, got {low}..{high}")
+        raise InputError(f"sample indices must be in 0..{samples - 1}, got {low}..{high}")
     ordered = np.sort(indices)
     twice = ordered[1:][ordered[1:] == ordered[:-1]]
     if len(twice):
         times = int(np.count_nonzero(ordered == twice[0]))
         raise InputError(f"sample {int(twice[0])} is held {times} times; a sample belongs to one client")
-
-
-class Split(Component):
-    """Cuts the training samples of a data set into clients."""
-
-    def cut(self, dataset: Dataset, clients: int, seed: int) -> Partition:
-        """Which client holds which sample; the same arguments give the same partition."""
-        self.check(dataset, clients)
-        check_seed(seed)
-        indices, sizes = self.assign(dataset, clients, RandomState(seed))
-        origin: dict[str, Any] = {"split": to_table(self), "seed": seed, "data": dataset.fingerprint()}
-        return ListedPartition(indices, offsets_of(sizes), len(dataset.train), **origin)
-
-    def assign(self, dataset: Dataset, clients: int, rng: RandomState) -> tuple[Ints, Ints]:
-        """The sample indices, client after client, and how many of them each client gets."""
-        raise TypeError(f"{type(self).__name__} must define assign(dataset, clients, rng)")
-
-    def check(self, dataset: Dataset, clients: int) -> None:
-        """An error where the data cannot be cut into so many clients."""
-        samples = len(dataset.train)
-        if not 1 <= clients <= samples:
-            more = "; split 'virtual' takes more" if clients > samples else ""
-            raise InputError(
-                f"the number of clients must lie in 1..{samples}, the number of samples; got {clients}{more}"
-            )
-
-    def fixed_clients(self, dataset: Dataset) -> int | None:
-        """The number of clients where the split itself decides it, else None."""
-        return None
-
-
-splits: Registry[Split] = Registry("split", Split)
-
-
-def check_seed(seed: int) -> None:
-    """An error unless a split can start from this seed."""
-    if not 0 <= seed < 2**32:
-        raise InputError(f"the seed of a split must lie in 0..{2**32 - 1}, got {seed}")

@@ -66,7 +66,7 @@ class SkewSummary:
         return asdict(self)
 
 
-def chosen_clients(partition: Partition) -> Ints:
+def choose_clients(partition: Partition) -> Ints:
     """All clients or, of more than a table can hold, a fixed random choice in rising order."""
     if len(partition) <= MATRIX_CLIENTS:
         return np.arange(len(partition))
@@ -77,7 +77,7 @@ def label_counts(partition: Partition, labels: ArrayLike, classes: int, clients:
     """The matrix [clients, classes] of sample counts, of all clients or these; for very many use `describe`."""
     if clients is None and len(partition) > MATRIX_CLIENTS:
         raise InputError(f"counts are kept for up to {MATRIX_CLIENTS} clients, got {len(partition)}; use describe")
-    held = partition.flat(np.arange(len(partition)) if clients is None else clients)
+    held = partition.concatenate(np.arange(len(partition)) if clients is None else clients)
     return next(_blocks(*held, np.asarray(labels), classes, len(held[1])))
 
 
@@ -86,7 +86,7 @@ def describe(partition: Partition, labels: ArrayLike, classes: int) -> SkewSumma
     if isinstance(partition, ListedPartition):
         indices, sizes = partition.indices, partition.sizes
     else:  # computing a million clients would take a minute
-        indices, sizes = partition.flat(chosen_clients(partition))
+        indices, sizes = partition.concatenate(choose_clients(partition))
     labels = np.asarray(labels)
     if not len(indices):
         raise InputError("cannot describe a partition whose clients hold no samples; cut the data first")

@@ -1,24 +1,58 @@
-"""How the training samples are cut into clients: evenly, by skewed labels, by domain, or as saved."""
+"""How the training samples are cut into clients: evenly, by skewed labels, or by domain; the registry of splits."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
-import pydantic
 from numpy.random import RandomState
 from numpy.typing import NDArray
 
 from unskew.base.errors import InputError
-from unskew.base.registry import param, to_table
+from unskew.base.registry import Component, Registry, param, to_table
 from unskew.data.dataset import Dataset
 from unskew.data.partition.base import Ints, Partition
-from unskew.data.partition.lazy import load_partition
-from unskew.data.partition.listed import Split, splits
-
-__all__ = ["Split", "splits"]
+from unskew.data.partition.listed import ListedPartition, offsets_of
 
 Cap = Literal["integer", "real", "none"]
+
+
+class Split(Component):
+    """Cuts the training samples of a data set into clients."""
+
+    def cut(self, dataset: Dataset, clients: int, seed: int) -> Partition:
+        """Which client holds which sample; the same arguments give the same partition."""
+        self.check(dataset, clients)
+        check_seed(seed)
+        indices, sizes = self.assign(dataset, clients, RandomState(seed))
+        origin: dict[str, Any] = {"split": to_table(self), "seed": seed, "data": dataset.fingerprint()}
+        return ListedPartition(indices, offsets_of(sizes), len(dataset.train), **origin)
+
+    def assign(self, dataset: Dataset, clients: int, rng: RandomState) -> tuple[Ints, Ints]:
+        """The sample indices, client after client, and how many of them each client gets."""
+        raise TypeError(f"{type(self).__name__} must define assign(dataset, clients, rng)")
+
+    def check(self, dataset: Dataset, clients: int) -> None:
+        """An error where the data cannot be cut into so many clients."""
+        samples = len(dataset.train)
+        if not 1 <= clients <= samples:
+            more = "; split 'virtual' takes more" if clients > samples else ""
+            raise InputError(
+                f"the number of clients must be in 1..{samples}, the number of samples; got {clients}{more}"
+            )
+
+    def fixed_clients(self, dataset: Dataset) -> int | None:
+        """The number of clients where the split itself decides it, else None."""
+        return None
+
+
+splits: Registry[Split] = Registry("split", Split)
+
+
+def check_seed(seed: int) -> None:
+    """An error unless a split can start from this seed."""
+    if not 0 <= seed < 2**32:
+        raise InputError(f"the seed of a split must be in 0..{2**32 - 1}, got {seed}")
 
 
 @splits.register("iid")
@@ -27,7 +61,7 @@ class Iid(Split):
 
     def assign(self, dataset: Dataset, clients: int, rng: RandomState) -> tuple[Ints, Ints]:
         """A random order of all samples, cut evenly."""
-        return rng.permutation(len(dataset.train)), _even(len(dataset.train), clients)
+        return rng.permutation(len(dataset.train)), _even_sizes(len(dataset.train), clients)
 
 
 @splits.register("dirichlet")
@@ -46,11 +80,6 @@ class Dirichlet(Split):
         default="integer", doc="a client is full at n // N samples, at n / N, or never", source="FedSOL: integer"
     )
 
-    @pydantic.field_validator("cap", mode="before")
-    @classmethod
-    def _word_none(cls, value: object) -> object:
-        return "none" if value is None else value  # the text form reads the bare word `none` as None
-
     def assign(self, dataset: Dataset, clients: int, rng: RandomState) -> tuple[Ints, Ints]:
         """The first draw whose smallest client is large enough."""
         samples = len(dataset.train)
@@ -59,7 +88,7 @@ class Dirichlet(Split):
                 f"{self.name}: {clients} clients of at least {self.min_size} samples need {clients * self.min_size}, "
                 f"the data have {samples}; take fewer clients or a smaller min_size"
             )
-        by_class = _positions(_labels(dataset), dataset.num_classes)
+        by_class = _find_positions(_labels(dataset), dataset.num_classes)
         full = {"integer": samples // clients, "real": samples / clients, "none": np.inf}[self.cap]
         smallest, short = 0, clients
         for draw in range(1, self.tries + 1):
@@ -96,7 +125,7 @@ class Shards(Split):
 
     def assign(self, dataset: Dataset, clients: int, rng: RandomState) -> tuple[Ints, Ints]:
         """Shuffled labels, `per_client` to a client; a random shard left of each label goes with it."""
-        by_class = _positions(_labels(dataset), dataset.num_classes)
+        by_class = _find_positions(_labels(dataset), dataset.num_classes)
         present = [label for label, members in enumerate(by_class) if len(members)]
         total = clients * self.per_client
         if total < len(present):
@@ -108,7 +137,7 @@ class Shards(Split):
         rng.shuffle(wanted)
         wanted = np.resize(wanted, total)  # where the shards do not come out even, from the start again
         listed = np.bincount(wanted)
-        left = {label: _shards(by_class[label], int(listed[label]), label) for label in present}
+        left = {label: _cut_shards(by_class[label], int(listed[label]), label) for label in present}
         taken = [left[label].pop(_pick(len(left[label]), rng)) for label in wanted.tolist()]
         sizes = np.array([len(shard) for shard in taken]).reshape(clients, -1).sum(axis=1)
         return np.concatenate(taken), sizes
@@ -120,7 +149,7 @@ class Domain(Split):
 
     def assign(self, dataset: Dataset, clients: int, rng: RandomState) -> tuple[Ints, Ints]:
         """Neighbouring clients share a domain."""
-        members = _groups(self.name, dataset)
+        members = _find_groups(self.name, dataset)
         if clients % len(members):
             raise InputError(
                 f"domain: data '{dataset.name}' have {len(members)} domains, got {clients} clients; "
@@ -131,11 +160,11 @@ class Domain(Split):
             raise InputError(f"domain: a domain has fewer samples than its {each} clients; take fewer clients")
         if each > 1:
             members = [rng.permutation(group) for group in members]
-        return np.concatenate(members), np.concatenate([_even(len(group), each) for group in members])
+        return np.concatenate(members), np.concatenate([_even_sizes(len(group), each) for group in members])
 
     def fixed_clients(self, dataset: Dataset) -> int | None:
         """The number of domains."""
-        return len(_groups(self.name, dataset))
+        return len(_find_groups(self.name, dataset))
 
 
 @splits.register("natural")
@@ -144,7 +173,7 @@ class Natural(Split):
 
     def assign(self, dataset: Dataset, clients: int, rng: RandomState) -> tuple[Ints, Ints]:
         """Every group is a client, its samples in their order."""
-        members = _groups(self.name, dataset)
+        members = _find_groups(self.name, dataset)
         if clients != len(members):
             raise InputError(
                 f"natural: data '{dataset.name}' have {len(members)} clients, got {clients}; take {len(members)}"
@@ -153,55 +182,27 @@ class Natural(Split):
 
     def fixed_clients(self, dataset: Dataset) -> int | None:
         """The number of natural clients."""
-        return len(_groups(self.name, dataset))
-
-
-@splits.register("file")
-class File(Split):
-    """A partition saved before."""
-
-    path: str = param(doc="the JSON file of the partition")
-
-    def cut(self, dataset: Dataset, clients: int, seed: int) -> Partition:
-        """The partition as saved, if it was made for these data and this number of clients; the seed plays no part."""
-        saved = load_partition(self.path, dataset)
-        if saved.samples != len(dataset.train):
-            raise InputError(
-                f"partition '{self.path}' is for {saved.samples} samples, data '{dataset.name}' have "
-                f"{len(dataset.train)}; use the data it was made for"
-            )
-        if saved.data and saved.data != dataset.fingerprint():
-            raise InputError(
-                f"partition '{self.path}' was made for other data (fingerprint {saved.data}, "
-                f"'{dataset.name}' has {dataset.fingerprint()}); use the data it was made for"
-            )
-        if len(saved) != clients:
-            raise InputError(f"partition '{self.path}' has {len(saved)} clients, got {clients}; take {len(saved)}")
-        return saved
-
-    def fixed_clients(self, dataset: Dataset) -> int | None:
-        """The number of clients in the file."""
-        return len(load_partition(self.path, dataset))
+        return len(_find_groups(self.name, dataset))
 
 
 def _labels(dataset: Dataset) -> Ints:
     return dataset.train.y.cpu().numpy()
 
 
-def _positions(keys: Ints, kinds: int) -> list[Ints]:
+def _find_positions(keys: Ints, kinds: int) -> list[Ints]:
     """For each of the keys 0..kinds-1, where it stands, in rising order."""
     order = np.argsort(keys, kind="stable")
     return np.split(order, np.cumsum(np.bincount(keys, minlength=kinds))[:-1])
 
 
-def _even(total: int, parts: int) -> Ints:
+def _even_sizes(total: int, parts: int) -> Ints:
     return np.full(parts, total // parts) + (np.arange(parts) < total % parts)
 
 
-def _groups(split: str, dataset: Dataset) -> list[Ints]:
+def _find_groups(split: str, dataset: Dataset) -> list[Ints]:
     if dataset.groups is None:
         raise InputError(f"{split}: data '{dataset.name}' have no groups; take another split, such as dirichlet:0.1")
-    members = _positions(dataset.groups.cpu().numpy().astype(np.int64), len(dataset.group_names))
+    members = _find_positions(dataset.groups.cpu().numpy().astype(np.int64), len(dataset.group_names))
     empty = [group for group, member in enumerate(members) if not len(member)]
     if empty:
         raise InputError(
@@ -220,7 +221,7 @@ def _deal(by_class: list[Ints], clients: int, alpha: float, full: float, rng: Ra
     owners = []
     for members in by_class:
         rng.shuffle(members)
-        shares = _shares(sizes, alpha, full, rng)
+        shares = _draw_shares(sizes, alpha, full, rng)
         ends = (np.cumsum(shares) * len(members)).astype(np.int64)
         ends[-1] = len(members)  # what rounding leaves goes to the last client, full or not: as published
         gained = np.diff(ends, prepend=0)
@@ -231,7 +232,7 @@ def _deal(by_class: list[Ints], clients: int, alpha: float, full: float, rng: Ra
     return indices, sizes
 
 
-def _shares(sizes: Ints, alpha: float, full: float, rng: RandomState) -> NDArray[np.float64]:
+def _draw_shares(sizes: Ints, alpha: float, full: float, rng: RandomState) -> NDArray[np.float64]:
     shares: NDArray[np.float64] = rng.dirichlet(np.full(len(sizes), alpha))
     if np.isnan(shares).any():  # a tiny alpha underflows; its limit is one client at random
         shares = _one_hot(rng.randint(len(sizes)), len(sizes))
@@ -258,7 +259,7 @@ def _pick(number: int, rng: RandomState) -> int:
     return int(rng.permutation(number)[0] if number <= 1000 else rng.randint(number))
 
 
-def _shards(members: Ints, number: int, label: int) -> list[Ints]:
+def _cut_shards(members: Ints, number: int, label: int) -> list[Ints]:
     """Equal shards in index order; what is left over goes one by one to the first."""
     size = len(members) // number
     if size == 0:

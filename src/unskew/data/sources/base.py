@@ -30,14 +30,14 @@ class Source(Component):
     folders: ClassVar[tuple[str, ...]] = ()
     """Folders below a data root that are searched besides the one named like the data set."""
     instead: ClassVar[str] = ""
-    """The pattern of one .npz that may stand in for all files."""
+    """The pattern of one .npz that may replace all files."""
 
     def load(self, find: Finder) -> Dataset:
         """The data set, read from the files that `find` finds."""
         raise TypeError(f"{type(self).__name__} must define load(find)")
 
     def paths(self, find: Finder) -> list[Path]:
-        """Where the files are, in the order of `files`; or the one .npz that stands in for them."""
+        """Where the files are, in the order of `files`; or the one .npz that replaces them."""
         return find(self.name, self.files, self.folders, self.instead)
 
 

@@ -9,11 +9,10 @@ import numpy as np
 from unskew.base.errors import InputError
 from unskew.base.registry import param
 from unskew.data.dataset import Dataset, Samples
-from unskew.data.files.arrays import read_npy, to_samples
-from unskew.data.files.decoded_cache import Array
+from unskew.data.files.arrays import Array, to_samples
 from unskew.data.files.finder import Finder, Needed
 from unskew.data.files.images import read_members
-from unskew.data.files.npz import Packed
+from unskew.data.files.numpy_files import load_npz_dataset, read_npy
 from unskew.data.sources.base import About, Source, sources
 
 HOMEPAGE = "https://www.cs.toronto.edu/~kriz/cifar.html"
@@ -60,7 +59,7 @@ class _Cifar(Source):
     def _load(self, find: Finder, classes: tuple[str, ...], label: int = 0, labels: str = "labels") -> Dataset:
         path = self.paths(find)[0]
         if path.suffix == ".npz":
-            return Packed(self.name, path, classes, MEAN, STD, labels=labels).dataset()
+            return load_npz_dataset(self.name, path, classes, MEAN, STD, labels=labels)
         content = read_members(path, self.batches)
         parts = [_records(content[name], self.label_bytes, label, f"{path}/{name}") for name in self.batches]
         train_x, train_y = (np.concatenate(arrays) for arrays in zip(*parts[:-1], strict=True))

@@ -1,4 +1,4 @@
-"""Data that need no file: scikit-learn's digits."""
+"""Digits: the small set that comes with scikit-learn and needs no file."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from unskew.data.dataset import Dataset, Samples
-from unskew.data.files.arrays import stratified
+from unskew.data.files.arrays import neutral_scale, split_stratified
 from unskew.data.files.finder import Finder
 from unskew.data.sources.base import About, Source, sources
 
@@ -27,5 +27,5 @@ class Digits(Source):
         raw = load_digits()
         pixels = np.rint(raw.images * (255 / 16)).astype(np.uint8)[:, None]
         whole = Samples(torch.from_numpy(pixels), torch.from_numpy(raw.target.astype(np.int64)))
-        train, test = stratified(raw.target, 0.2)
-        return Dataset(self.name, whole.take(train), whole.take(test), tuple("0123456789"), (0.5,), (0.5,))
+        train, test = split_stratified(raw.target, 0.2)
+        return Dataset(self.name, whole.take(train), whole.take(test), tuple("0123456789"), *neutral_scale(whole.x))

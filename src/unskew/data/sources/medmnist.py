@@ -11,7 +11,7 @@ from unskew.base.errors import InputError
 from unskew.base.registry import param
 from unskew.data.dataset import Dataset, Samples
 from unskew.data.files.finder import Finder, Needed
-from unskew.data.files.npz import Packed
+from unskew.data.files.numpy_files import load_npz_dataset
 from unskew.data.sources.base import About, Source, sources
 
 ORGANS = (
@@ -43,7 +43,7 @@ class _MedMnist(Source):
     def load(self, find: Finder) -> Dataset:
         """The official splits; pixels are scaled to -1..1."""
         path = self.paths(find)[0]
-        dataset = Packed(self.name, path, self.classes).dataset()
+        dataset = load_npz_dataset(self.name, path, self.classes)
         validation = dataset.validation
         if validation is None:
             raise InputError(f"{path}: expected the arrays val_images and val_labels; get the official file")

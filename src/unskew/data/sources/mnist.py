@@ -14,8 +14,7 @@ import numpy as np
 
 from unskew.base.errors import InputError, one_line
 from unskew.data.dataset import Dataset
-from unskew.data.files.arrays import to_samples
-from unskew.data.files.decoded_cache import Array
+from unskew.data.files.arrays import Array, to_samples
 from unskew.data.files.finder import Finder, Needed
 from unskew.data.sources.base import About, Source, sources
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +9,13 @@ import numpy as np
 import torch
 
 from unskew.base.errors import InputError, one_line
-from unskew.base.plugins import load_module
+from unskew.base.plugins import call_object
 from unskew.base.registry import param
 from unskew.data.dataset import Dataset, Samples
-from unskew.data.files.arrays import class_names, neutral_scale, stratified, to_samples
-from unskew.data.files.decoded_cache import Array
+from unskew.data.files.arrays import Array, class_names, neutral_scale, split_stratified, to_samples
 from unskew.data.files.finder import Finder
 from unskew.data.files.images import Tags, decode_images, is_image
-from unskew.data.files.npz import Packed
+from unskew.data.files.numpy_files import load_npz_dataset
 from unskew.data.sources.base import About, Source, sources
 
 VALIDATION_FOLDERS = ("val", "valid", "validation")
@@ -40,7 +38,7 @@ class Npz(Source):
     def load(self, find: Finder) -> Dataset:
         """The data set that the arrays describe."""
         path = Path(self.path).expanduser()
-        return Packed(path.name, path, test=self.test).dataset()
+        return load_npz_dataset(path.name, path, test=self.test)
 
 
 @sources.register("folder")
@@ -56,23 +54,23 @@ class Folder(Source):
 
     def load(self, find: Finder) -> Dataset:
         """The images, labelled by the name of their folder."""
-        root = _existing(self.path)
+        root = _require_folder(self.path)
         parts = {part: root / part for part in ("train", "test") if (root / part).is_dir()}
         if len(parts) < 2:
-            classes = tuple(_subfolders(root, "class"))
+            classes = tuple(_list_subfolders(root, "class"))
             whole = self._read(root, classes)
-            train, test = stratified(whole.y.numpy(), self.test)
+            train, test = split_stratified(whole.y.numpy(), self.test)
             return Dataset(root.name, whole.take(train), whole.take(test), classes, *neutral_scale(whole.x))
         for name in VALIDATION_FOLDERS:
             if (root / name).is_dir():
                 parts["val"] = root / name
-        classes = tuple(sorted({name for part in parts.values() for name in _subfolders(part, "class")}))
+        classes = tuple(sorted({name for part in parts.values() for name in _list_subfolders(part, "class")}))
         read = {part: self._read(folder, classes) for part, folder in parts.items()}
         scale = neutral_scale(read["train"].x)
         return Dataset(root.name, read["train"], read["test"], classes, *scale, validation=read.get("val"))
 
     def _read(self, folder: Path, classes: tuple[str, ...]) -> Samples:
-        x, tags = decode_images(folder, _by_folder(classes), f"folder {classes}", size=self.size, grey=self.grey)
+        x, tags = decode_images(folder, _tag_by_folder(classes), f"folder {classes}", size=self.size, grey=self.grey)
         return Samples(torch.from_numpy(x), torch.from_numpy(tags[:, 0]))
 
 
@@ -89,28 +87,28 @@ class ClientsFolder(Source):
 
     def load(self, find: Finder) -> Dataset:
         """The images, grouped by client."""
-        root = _existing(self.path)
-        clients = _subfolders(root, "client")
-        classes = tuple(sorted({name for client in clients for name in _subfolders(root / client, "class")}))
-        tags = _by_folder(clients, classes)
+        root = _require_folder(self.path)
+        clients = _list_subfolders(root, "client")
+        classes = tuple(sorted({name for client in clients for name in _list_subfolders(root / client, "class")}))
+        tags = _tag_by_folder(clients, classes)
         x, found = decode_images(root, tags, f"clients {clients} {classes}", size=self.size, grey=self.grey)
         client, label = torch.from_numpy(found[:, 0].copy()), torch.from_numpy(found[:, 1].copy())
         whole = Samples(torch.from_numpy(x), label)
-        train, test = stratified(found[:, 0] * len(classes) + found[:, 1], self.test)
+        train, test = split_stratified(found[:, 0] * len(classes) + found[:, 1], self.test)
         return Dataset(
             root.name, whole.take(train), whole.take(test), classes, *neutral_scale(whole.x),
             groups=client[train], group_names=tuple(clients), test_groups=client[test],
         )  # fmt: skip
 
 
-def _existing(path: str) -> Path:
+def _require_folder(path: str) -> Path:
     folder = Path(path).expanduser()
     if not folder.is_dir():
         raise InputError(f"the folder '{folder}' does not exist; give a folder with one sub-folder per class")
     return folder
 
 
-def _subfolders(folder: Path, kind: str) -> list[str]:
+def _list_subfolders(folder: Path, kind: str) -> list[str]:
     names = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     if not names:
         raise InputError(f"{folder}: expected one sub-folder per {kind}, found none; sort the images into sub-folders")
@@ -120,7 +118,7 @@ def _subfolders(folder: Path, kind: str) -> list[str]:
     return names
 
 
-def _by_folder(*levels: tuple[str, ...] | list[str]) -> Tags:
+def _tag_by_folder(*levels: tuple[str, ...] | list[str]) -> Tags:
     """Tags by the first folders of a path, one level of names each."""
     numbers = [{name: number for number, name in enumerate(level)} for level in levels]
 
@@ -135,7 +133,7 @@ def _by_folder(*levels: tuple[str, ...] | list[str]) -> Tags:
 
 
 @sources.register("python")
-class Python(Source):
+class PythonDataset(Source):
     """Your own function, `file.py:function` or `package.module:function`.
 
     It returns a Dataset, or the four arrays (x_train, y_train, x_test, y_test).
@@ -147,42 +145,24 @@ class Python(Source):
 
     def load(self, find: Finder) -> Dataset:
         """What the function returns."""
-        function = self._function()
-        try:
-            result = function()
-        except InputError:
-            raise
-        except (Exception, SystemExit) as error:
-            raise InputError(f"python:{self.target} failed: {type(error).__name__}: {one_line(error)}") from error
+        result = call_object(self.target, "data")
         if isinstance(result, Dataset):
             return result
-        if isinstance(result, (tuple, list)) and len(result) == 4:
-            return self._dataset([self._array(array) for array in result])
-        raise InputError(
-            f"python:{self.target} must return a Dataset or (x_train, y_train, x_test, y_test), "
-            f"got {type(result).__name__}"
-        )
-
-    def _array(self, value: Any) -> Array:
-        try:
-            return np.asarray(value)
-        except (ValueError, TypeError, RuntimeError) as error:
-            why = one_line(error)[:120]
-            raise InputError(f"python:{self.target}: expected arrays, got rows that differ in length ({why})") from None
-
-    def _dataset(self, arrays: list[Array]) -> Dataset:
-        where = f"python:{self.target}"
-        train, test = to_samples(arrays[0], arrays[1], where), to_samples(arrays[2], arrays[3], where)
+        if not isinstance(result, (tuple, list)) or len(result) != 4:
+            raise InputError(
+                f"data {self.target} must return a Dataset or (x_train, y_train, x_test, y_test), "
+                f"got {type(result).__name__}"
+            )
+        where = f"data {self.target}"
+        x_train, y_train, x_test, y_test = (_to_array(value, where) for value in result)
+        train, test = to_samples(x_train, y_train, where), to_samples(x_test, y_test, where)
         classes = class_names([train, test], None, where)
         return Dataset(self.target.rpartition(":")[2], train, test, classes, *neutral_scale(train.x))
 
-    def _function(self) -> Callable[[], Any]:
-        module_name, colon, name = self.target.rpartition(":")
-        if not colon or not module_name or not name:
-            raise InputError(f"python: expected file.py:function or package.module:function, got '{self.target}'")
-        if module_name.endswith(".py") and not Path(module_name).expanduser().is_file():
-            raise InputError(f"the file '{module_name}' does not exist; give file.py:function")
-        function = getattr(load_module(module_name, "data"), name, None)
-        if not callable(function):
-            raise InputError(f"python:{self.target}: {module_name} has no function '{name}'; check its name")
-        return function  # type: ignore[no-any-return]
+
+def _to_array(value: Any, where: str) -> Array:
+    try:
+        return np.asarray(value)
+    except (ValueError, TypeError, RuntimeError) as error:
+        why = one_line(error)[:120]
+        raise InputError(f"{where}: expected arrays, got rows that differ in length ({why})") from None

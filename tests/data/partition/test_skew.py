@@ -5,11 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from data.partition.toys import MILLION, peak
 from unskew.base.errors import InputError
 from unskew.data.partition import skew
 from unskew.data.partition.listed import ListedPartition
-from unskew.data.partition.skew import describe, gini, label_counts
-from unskew.report.split_plot import plot_split, thinned
+from unskew.data.partition.skew import CHOSEN_CLIENTS, choose_clients, describe, gini, label_counts
+from unskew.data.partition.splits import splits
 
 
 def test_counts():
@@ -74,21 +75,20 @@ def test_nothing_to_describe():
         describe(ListedPartition.from_lists([[]], 3), [0, 1, 1], 2)
 
 
-@pytest.mark.parametrize(("clients", "classes"), [(1, 1), (5, 10), (100, 10), (450, 300)])
-@pytest.mark.parametrize("suffix", ["png", "svg"])
-def test_pictures_of_every_size(tmp_path, clients, classes, suffix):
-    counts = np.random.default_rng(0).integers(0, 20, (clients, classes))
-    path = tmp_path / f"split.{suffix}"
-    plot_split(counts, [f"class {c}" for c in range(classes)], path, "title")
-    assert path.stat().st_size > 5000
+def test_figures_are_over_a_fixed_choice_of_very_many_clients(digits):
+    labels, partition = digits.train.y.numpy(), splits.build("virtual(alpha=0.1)").cut(digits, MILLION, 0)
+    summary = describe(partition, labels, 10)
+    assert (summary.clients, summary.samples, summary.described) == (MILLION, 18 * MILLION, CHOSEN_CLIENTS)
+    assert summary.sizes.min == summary.sizes.max == 18 and summary.empty_clients == 0
+    assert describe(partition, labels, 10) == summary
+    clients = choose_clients(partition)
+    assert len(set(clients.tolist())) == CHOSEN_CLIENTS and sorted(clients) == clients.tolist()
+    assert label_counts(partition, labels, 10, clients).sum() == 18 * CHOSEN_CLIENTS
+    assert peak(lambda: describe(partition, labels, 10)) < 5_000_000
 
 
-def test_picture_of_nothing_and_with_names(tmp_path):
-    plot_split(np.zeros((2, 3)), "abc", tmp_path / "split.png", "title", clients=["sketch", "real"])
-    assert (tmp_path / "split.png").exists()
-
-
-def test_thinning_keeps_the_ends():
-    assert thinned(3, 200).tolist() == [0, 1, 2]
-    assert len(thinned(1000, 200)) == 200
-    assert thinned(1000, 200)[[0, -1]].tolist() == [0, 999]
+def test_figures_of_few_computed_clients_are_those_of_listed_ones(digits):
+    labels, computed = digits.train.y.numpy(), splits.build("ranges").cut(digits, 50, 0)
+    listed = ListedPartition.from_lists(list(computed), len(labels))
+    assert describe(computed, labels, 10) == describe(listed, labels, 10)
+    assert label_counts(computed, labels, 10).tolist() == label_counts(listed, labels, 10).tolist()

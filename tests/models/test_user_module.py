@@ -1,4 +1,4 @@
-"""A user's own network and the import of a user's own file."""
+"""A user's own network: split at its head, or built by a function in a user's file."""
 
 import sys
 
@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from unskew.base.errors import InputError
-from unskew.base.plugins import call_object, load_object, load_plugin
 from unskew.models.base import Model, architectures, build
 from unskew.models.user_module import split_head
 
@@ -142,39 +141,3 @@ def test_mistakes_are_one_line(folder, spec, message):
 def test_an_input_the_network_cannot_take_is_an_input_error(folder):
     with pytest.raises(InputError, match=r"net.py:ready fails on inputs of shape \(1, 4, 4\)"):
         build("python:net.py:ready", (1, 4, 4), 5)
-
-
-def test_a_plugin_registers_once(folder):
-    code = '''
-    from unskew.models.base import Architecture, architectures
-
-    @architectures.register("of_plugin")
-    class OfPlugin(Architecture):
-        """Made by a test."""
-    '''
-    (folder / "mine.py").write_text("\n".join(line.removeprefix("    ") for line in code.splitlines()))
-    try:
-        load_plugin("mine.py")
-        load_plugin(str(folder / "mine.py"))
-        assert "of_plugin" in list(architectures)
-    finally:
-        architectures._classes.pop("of_plugin", None)
-
-
-def test_a_plugin_that_fails_names_its_file_and_line(folder):
-    (folder / "bad.py").write_text("\nraise ValueError('no')\n")
-    for _ in range(2):
-        with pytest.raises(InputError, match=r"plugin bad.py cannot be imported: ValueError: no \(line 2\)"):
-            load_plugin("bad.py")
-    (folder / "worse.py").write_text("def f(:\n")
-    with pytest.raises(InputError, match=r"plugin worse.py cannot be imported: SyntaxError.*line 1"):
-        load_plugin("worse.py")
-    before = list(sys.path)
-    with pytest.raises(InputError, match=r"plugin not.there"):
-        load_plugin("not.there")
-    assert sys.path == before
-
-
-def test_objects_load_and_call(folder):
-    assert load_object("net.py:number", "data") == 3
-    assert call_object("net.py:text", "data", None, None) == "net"
