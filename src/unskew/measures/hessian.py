@@ -13,7 +13,7 @@ from unskew.base.registry import param
 from unskew.base.tree import Tree
 from unskew.core.context import ClientContext
 from unskew.data.batches import LocalData
-from unskew.measures.base import Figures, Look, Measure, chosen, measures, some_test
+from unskew.measures.base import Figures, Look, Measure, choose_samples, choose_test_samples, measures
 
 Product = Callable[[Tensor], Tensor]
 
@@ -100,7 +100,11 @@ class Hessian(Measure):
             return {}
         task = look.task
         train = self.on == "train"
-        data = chosen(task, task.federation.dataset.train, self.samples) if train else some_test(task, self.samples)
+        data = (
+            choose_samples(task, task.federation.dataset.train, self.samples)
+            if train
+            else choose_test_samples(task, self.samples)
+        )
         params = look.published["model"]
         product = hessian_product(look.context, params, data, task.eval_batch)
         count = sum(params[name].numel() for name in task.trainable)
