@@ -1,4 +1,4 @@
-"""Summaries of curves: golden metrics.json (the parts that exist so far), and by hand."""
+"""Summaries of curves: the golden file metrics.json, and by hand."""
 
 import math
 
@@ -6,6 +6,8 @@ import pytest
 
 from support import golden, golden_names
 from unskew.measures import figures
+from unskew.measures.forgetting import forgetting
+from unskew.measures.rounds_to import rounds_to_target
 
 
 @pytest.mark.parametrize("name", golden_names("metrics*"))
@@ -13,11 +15,11 @@ def test_golden(name):
     file = golden(name)
     curve = file.inputs["accuracy_per_round"]
     found = {
-        "rounds_to_target": [figures.rounds_to_target(curve, target) for target in file.hyper["targets"]],
+        "rounds_to_target": [rounds_to_target(curve, target) for target in file.hyper["targets"]],
         "last_10_percent_mean": figures.last_share_mean(curve),
         "last_k_mean": figures.last_k_mean(curve, file.hyper["last_k"]),
         "best": figures.best(curve),
-        "forgetting": figures.forgetting(file.inputs["classwise"]),
+        "forgetting": forgetting(file.inputs["classwise"]),
     }
     for key, value in found.items():
         expected = file.expected[key]

@@ -1,6 +1,11 @@
-"""Figures of runs; importing this package registers the measures."""
+"""Figures of runs, one file per measure; importing this package registers every file in it."""
 
-from unskew.measures import features, hessian, models, steps, updates
+import importlib
+import pkgutil
+
 from unskew.measures.base import measures
 
-__all__ = ["features", "hessian", "measures", "models", "steps", "updates"]
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")
+
+__all__ = ["measures"]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from unskew.base import seeds
+from unskew.base.batch import Batch
 from unskew.base.errors import InputError
 from unskew.base.registry import Component, Registry
 from unskew.base.tree import Groups, Tree
@@ -30,7 +31,7 @@ PROJECTOR = "head.projector"
 
 
 class Absent(Exception):
-    """This run does not give what the measure looks at; the text says why."""
+    """This run does not have what the measure looks at; the text says why."""
 
 
 class Measure(Component):
@@ -40,22 +41,22 @@ class Measure(Component):
     """Whether it looks at the common test set."""
 
     def check(self, task: Task) -> None:
-        """An InputError where the measure can never work in this run."""
+        """Raises an InputError where the measure can never work in this run."""
 
-    def watching(self) -> Reducers:
+    def reducers(self) -> Reducers:
         """Reducers that see the replies of a round beside the method's own: name → (group, reducer)."""
         return {}
 
     def observer(self, task: Task) -> Observer | None:
-        """Who looks on while clients train, and notes numbers in their rows."""
+        """Observes clients while they train, and notes numbers in their rows."""
         return None
 
     def figures(self, look: Look) -> Figures:
-        """What rounds.jsonl holds of it under `measures`; nothing if this round's turn is not due."""
+        """What rounds.jsonl holds of it under `measures`; nothing in a round that it skips."""
         return {}
 
-    def overall(self, rows: list[Row]) -> Figures:
-        """What summary.json holds of it under `measures`."""
+    def summarise(self, rows: list[Row]) -> Figures:
+        """What summary.json holds of it under `measures`, besides each figure's last value."""
         return {}
 
 
@@ -72,14 +73,14 @@ def build_all(given: Any) -> tuple[Measure, ...]:
     return built
 
 
-class Watcher:
-    """An observer that sees nothing yet."""
+class BaseObserver:
+    """An observer that ignores everything; override what you want to see."""
 
-    def step(self, c: ClientContext, params: Tree, batch: Any, grads: Tree) -> None:
-        """A local step is about to be made."""
+    def step(self, c: ClientContext, params: Tree, batch: Batch, grads: Tree) -> None:
+        """Called before each local step along `grads`."""
 
     def trained(self, c: ClientContext, params: Tree) -> None:
-        """Local training has ended."""
+        """Called at the end of local training."""
 
 
 @dataclass(frozen=True)
@@ -99,10 +100,10 @@ class Look:
     earlier: list[Row]
     """Rows of the rounds before."""
     watched: Mapping[str, Reducer] = field(default_factory=dict)
-    """What the measures' own reducers saw, by the name of the measure and of the reducer."""
+    """The measures' own reducers, by the name of the measure and of the reducer, with the round's replies in them."""
 
     def due(self, every: int) -> bool:
-        """Whether it is the turn of a measure with this option; 0: whenever the global model is tested."""
+        """Whether a measure with this option looks at this round; 0: whenever the global model is tested."""
         return self.final or (self.round % every == 0 if every else self.tested)
 
     @property
@@ -110,28 +111,35 @@ class Look:
         """Whether any client's reply was used."""
         return any(row.get("used") for row in self.clients)
 
-    def mean_of(self, note: str) -> float | None:
-        """The plain mean of a number that the used clients noted; None if none did."""
-        noted = [row[note] for row in self.clients if row.get("used") and note in row]
-        return sum(noted) / len(noted) if noted else None
+    def mean_notes(self, *names: str) -> Figures:
+        """The plain means of numbers that the used clients noted; a number that none of them noted is left out."""
+        used = [row for row in self.clients if row.get("used")]
+        noted = {name: [row[name] for row in used if name in row] for name in names}
+        if used and not any(noted.values()):
+            raise Absent(f"{self.task.method.name}'s clients make no local steps that it could look at")
+        return {name: sum(values) / len(values) for name, values in noted.items() if values}
+
+    def require_global_model(self) -> None:
+        """Raises Absent if the method gives personal models only."""
+        if self.task.method.output == "personal":
+            raise Absent(f"{self.task.method.name} gives personal models only, and it looks at the global one")
 
     @cached_property
     def published(self) -> Groups:
         """The global model."""
-        if self.task.method.output == "personal":
-            raise Absent(f"{self.task.method.name} gives personal models only, and it looks at the global one")
+        self.require_global_model()
         s = self.task.server_context(self.round, server=self.server)
         return self.task.device.there(self.task.method.publish(s, self.server))
 
     @cached_property
     def context(self) -> ClientContext:
         """The context in which the global model is tested."""
-        return self.task.client_context(Job("test", self.round, -1, self.published), some_test(self.task, 1))
+        return self.task.client_context(Job("test", self.round, -1, self.published), choose_test_samples(self.task, 1))
 
     def features(self, samples: int) -> tuple[Groups, Tensor]:
         """Group `extractor` (and `projector`, if the head has one) with one tree {"": [N, D] float64}, and labels."""
         if samples not in self._known_features:
-            self._known_features[samples] = _features(self.context, self.published["model"], self.task, samples)
+            self._known_features[samples] = _extract(self.context, self.published["model"], self.task, samples)
         return self._known_features[samples]
 
     @cached_property
@@ -144,13 +152,13 @@ def has_projector(task: Task) -> bool:
     return any(name.startswith(f"{PROJECTOR}.") for name in task.net.names.params)
 
 
-def some_test(task: Task, samples: int) -> LocalData:
-    """At most so many samples of the common test set: the same ones in every round, chosen by the run's seed."""
-    return chosen(task, task.federation.dataset.test, samples)
+def choose_test_samples(task: Task, samples: int) -> LocalData:
+    """At most so many samples of the common test set, not augmented."""
+    return choose_samples(task, task.federation.dataset.test, samples)
 
 
-def chosen(task: Task, source: Samples, samples: int) -> LocalData:
-    """At most so many of these samples, not augmented."""
+def choose_samples(task: Task, source: Samples, samples: int) -> LocalData:
+    """At most so many of these samples, not augmented: the same ones in every round, chosen by the run's seed."""
     data, count = task.federation.dataset, len(source)
     index = torch.arange(count)
     if samples < count:
@@ -158,7 +166,7 @@ def chosen(task: Task, source: Samples, samples: int) -> LocalData:
     return LocalData(source, index.to(source.y.device), Pipeline(data.num_classes, data.mean, data.std, Augment()))
 
 
-def _features(c: ClientContext, params: Tree, task: Task, samples: int) -> tuple[Groups, Tensor]:
+def _extract(c: ClientContext, params: Tree, task: Task, samples: int) -> tuple[Groups, Tensor]:
     seen: dict[str, list[Tensor]] = {"extractor": [], "projector": []}
 
     def projector(layer: Any, x: Tensor) -> Tensor:
@@ -169,7 +177,7 @@ def _features(c: ClientContext, params: Tree, task: Task, samples: int) -> tuple
     layers = {PROJECTOR: projector} if has_projector(task) else None
     labels = []
     with torch.no_grad():
-        for batch in some_test(task, samples).passes(task.eval_batch):
+        for batch in choose_test_samples(task, samples).passes(task.eval_batch):
             seen["extractor"].append(c.forward(params, batch.x, "eval", layers=layers).features.double())
             labels.append(batch.y)
     return {space: {"": torch.cat(parts).cpu()} for space, parts in seen.items() if parts}, torch.cat(labels).cpu()

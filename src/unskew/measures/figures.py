@@ -1,4 +1,4 @@
-"""The papers' ways to sum a curve up in one number; rounds count from 1."""
+"""The papers' ways to sum a curve, or one value per client or seed, up in one number."""
 
 from __future__ import annotations
 
@@ -30,17 +30,6 @@ def best(curve: Sequence[float]) -> float:
 def at_best_validation(curve: Sequence[float], validation: Sequence[float]) -> float:
     """The test figure of the round that was best on validation data (the first of equals)."""
     return float(curve[int(np.argmax(validation))])
-
-
-def rounds_to_target(curve: Sequence[float], target: float) -> int | None:
-    """The first round that reaches the target; None if none does."""
-    return next((number for number, value in enumerate(curve, 1) if value >= target), None)
-
-
-def forgetting(classwise: Sequence[Sequence[float]]) -> float:
-    """The mean over classes of best earlier accuracy minus the last one (FedSOL, Fig. 7)."""
-    table = np.asarray(classwise, dtype=np.float64)
-    return float((table[:-1].max(0) - table[-1]).mean())
 
 
 def worst_share_mean(values: Sequence[float], share: float = 0.1) -> float:

@@ -1,4 +1,4 @@
-"""Records the measures of a run: what they look at, when, and what they say."""
+"""Runs the measures of a run: gives them each finished round to look at, and records what they find."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ log = logging.getLogger(__name__)
 class Recorder:
     """Records all measures of a run; `rounds`: how many it has, `every`: how often the global model is tested."""
 
-    def __init__(self, wanted: tuple[Measure, ...], task: Task, rounds: int, every: int) -> None:
-        self._wanted, self._rounds, self._every = wanted, rounds, every
-        observers = [measure.observer(task) for measure in self._wanted]
+    def __init__(self, measures: tuple[Measure, ...], task: Task, rounds: int, every: int) -> None:
+        self._measures, self._rounds, self._every = measures, rounds, every
+        observers = [measure.observer(task) for measure in measures]
         self.task = replace(task, observers=tuple(each for each in observers if each is not None))
-        """The run's task, with the measures looking on."""
-        self.watching: Reducers = {
-            f"{measure.name}/{key}": how for measure in self._wanted for key, how in measure.watching().items()
+        """The run's task, with the measures' observers."""
+        self.reducers: Reducers = {
+            f"{measure.name}/{key}": how for measure in measures for key, how in measure.reducers().items()
         }
-        self._told: set[str] = set()
+        """The measures' reducers, by the name of the measure and of the reducer."""
+        self._warned: set[str] = set()
 
     def record(self, done: Round, rows: Mapping[int, Row]) -> None:
-        """Writes into a round's record what the measures say of it; `rows` are those of the rounds before."""
-        if not self._wanted:
+        """Writes the round's figures into its record; `rows` are those of the rounds before."""
+        if not self._measures:
             return
         began, number, row = time.perf_counter(), done.number, done.record
         final = number == self._rounds
@@ -44,22 +45,22 @@ class Recorder:
 
     def _figures(self, look: Look) -> Figures:
         found: Figures = {}
-        for measure in self._wanted:
+        for measure in self._measures:
             try:
                 found |= measure.figures(look)
             except Absent as error:
-                if measure.name not in self._told:
+                if measure.name not in self._warned:
                     log.warning("nothing to record for measure '%s': %s", measure.name, error)
-                self._told.add(measure.name)
+                self._warned.add(measure.name)
         return found
 
     def summary(self, rows: list[Row]) -> Row:
         """What summary.json holds of the measures: each figure's last value, and what sums the run up."""
-        if not self._wanted:
+        if not self._measures:
             return {}
         last: Figures = {}
         for row in rows:
             last |= row.get("measures", {})
-        for measure in self._wanted:
-            last |= measure.overall(rows)
+        for measure in self._measures:
+            last |= measure.summarise(rows)
         return {"measures": last}

@@ -166,7 +166,7 @@ class _Play:
         last = self.config.rounds
         current = Round(done, server, {})
         try:
-            for current in rounds(self.task, executor, self.store, server, done + 1, last, self.recorder.watching):
+            for current in rounds(self.task, executor, self.store, server, done + 1, last, self.recorder.reducers):
                 self._record(current, executor)
                 if current.number == last or self._due(current.number):
                     self._save(current)

@@ -1,4 +1,4 @@
-"""Measures taken while clients train: orthogonality to a proximal gradient, trace of the Fisher information."""
+"""Orthogonality: the angle between a local step and the gradient that would pull back to the received model."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from unskew.base.registry import param
 from unskew.base.tree import Tree
 from unskew.core.context import ClientContext, Diagnostics
 from unskew.core.task import Task
-from unskew.measures.base import Absent, Figures, Look, Measure, Watcher, measures
-from unskew.methods.fedas.fisher import fisher_trace
+from unskew.measures.base import BaseObserver, Figures, Look, Measure, measures
 from unskew.terms.kl import KL
 
 _ROUNDING = 1e-6
@@ -34,7 +33,7 @@ def cosine(update: Tree, proximal: Tree) -> Tensor:
     return torch.where(meant, tree.dot(update, proximal) / torch.where(meant, product, 1.0), 0.0)
 
 
-class _Angles(Watcher):
+class _Angles(BaseObserver):
     """Notes the cosine at every n-th step of a visit."""
 
     def __init__(self, tau: float, every: int) -> None:
@@ -42,7 +41,7 @@ class _Angles(Watcher):
         self._seen: WeakKeyDictionary[Diagnostics, int] = WeakKeyDictionary()
 
     def step(self, c: ClientContext, params: Tree, batch: Batch, grads: Tree) -> None:
-        """The angle between this step and the proximal gradient."""
+        """Notes the angle between this step and the proximal gradient."""
         number = self._seen.get(c.diagnostics, 0)
         self._seen[c.diagnostics] = number + 1
         if number % self._every:
@@ -60,37 +59,10 @@ class Orthogonality(Measure):
     tau: float = param(default=3.0, gt=0, doc="temperature of the KL loss", source="FedSOL's code")
     every: int = param(default=1, ge=1, doc="steps between measurements within a visit")
 
-    def observer(self, task: Task) -> Watcher:
+    def observer(self, task: Task) -> BaseObserver:
         """Notes `orthogonality` and `proximal_loss` in the clients' rows."""
         return _Angles(self.tau, self.every)
 
     def figures(self, look: Look) -> Figures:
         """`orthogonality` and `proximal_loss`, means over the clients."""
-        return _noted(look, "orthogonality", "proximal_loss")
-
-
-class _Fisher(Watcher):
-    def trained(self, c: ClientContext, params: Tree) -> None:
-        """The trace of the trained model on the client's data."""
-        c.diagnostics.note("fisher_trace", fisher_trace(c, params, "batch"))
-
-
-@measures.register("fisher")
-class Fisher(Measure):
-    """Trace of each trained client's Fisher information, in its row beside `share` (FedAS, Fig. 3b and 4a)."""
-
-    def observer(self, task: Task) -> Watcher:
-        """Notes `fisher_trace` in the clients' rows."""
-        return _Fisher()
-
-    def figures(self, look: Look) -> Figures:
-        """`fisher_trace`, the mean over the clients."""
-        return _noted(look, "fisher_trace")
-
-
-def _noted(look: Look, *names: str) -> Figures:
-    """Means over the clients of what they noted."""
-    found = {name: look.mean_of(name) for name in names}
-    if look.replied and all(value is None for value in found.values()):
-        raise Absent(f"{look.task.method.name}'s clients make no local steps that it could look at")
-    return {name: value for name, value in found.items() if value is not None}
+        return look.mean_notes("orthogonality", "proximal_loss")

@@ -1,0 +1,43 @@
+"""Effective rank: how many directions the features really use."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from unskew.measures.base import Figures, measures
+from unskew.measures.features import FeatureMeasure
+
+
+def effective_rank(features: Tensor) -> float:
+    """exp(entropy(sigma / sum sigma)) of the singular values of the covariance matrix; 0 if nothing varies.
+
+    The covariance's scale cancels, and the smaller of the two Gram matrices has all of its eigenvalues that are not 0.
+    """
+    centred = features - features.mean(0)
+    gram = centred @ centred.T if len(centred) < centred.shape[1] else centred.T @ centred
+    values = torch.linalg.eigvalsh(gram).clamp(min=0)
+    total = values.sum()
+    if total <= 0:
+        return 0.0
+    return float(torch.special.entr(values / total).sum().exp())
+
+
+def correlation_rank(features: Tensor) -> float:
+    """The same of the correlation matrix; features that do not vary have no correlation and are left out."""
+    spread = features.std(0, correction=0)
+    varies = spread > 1e-12 * features.abs().amax(0).clamp(min=torch.finfo(features.dtype).tiny)
+    return effective_rank((features / torch.where(varies, spread, 1.0))[:, varies])
+
+
+@measures.register("rank")
+class Rank(FeatureMeasure):
+    """Effective rank of the features' covariance matrix and of their correlation matrix (FedBlade, Fig. 4 and 5)."""
+
+    names: ClassVar[tuple[str, ...]] = ("rank_covariance", "rank_correlation")
+
+    def measure(self, features: Tensor, y: Tensor) -> Figures:
+        """`rank_covariance` and `rank_correlation`."""
+        return {"rank_covariance": effective_rank(features), "rank_correlation": correlation_rank(features)}
