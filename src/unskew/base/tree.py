@@ -1,7 +1,7 @@
 """Arithmetic on trees: flat dictionaries from parameter names to tensors.
 
-Plain tensor operations, one per name: they run under `vmap` and autograd alike, and on a CPU `_foreach` gains
-nothing here (measured 7.2 against 8.4 µs for four tensors); the in-place local loop does use `_foreach`.
+Plain tensor operations, one per name: they run under `vmap` and autograd alike, and on a CPU one call for a
+whole list gains nothing here (measured 7.2 against 8.4 µs for four tensors); the in-place local loop does so.
 """
 
 from __future__ import annotations

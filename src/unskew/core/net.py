@@ -7,14 +7,22 @@ import fnmatch
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from unskew.base import seeds
 from unskew.base.batch import Output
+from unskew.base.torch_private import (
+    BatchNormBase,
+    NormBase,
+    clear_interpreter_stack,
+    has_hooks,
+    own_buffers,
+    own_parameters,
+    unsaved_buffers,
+)
 from unskew.base.tree import Groups, Tree
 from unskew.models.base import Model
 
@@ -71,15 +79,15 @@ class Net:
 
     def __init__(self, model: Model, channels_last: bool = False) -> None:
         self.module, self.channels_last = model, channels_last
-        self._param_slots = _slots(model, "_parameters")
-        self._buffer_slots = _slots(model, "_buffers")
+        self._param_slots = _slots(model, own_parameters)
+        self._buffer_slots = _slots(model, own_buffers)
         self._layers = dict(model.named_modules())
-        self._norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-        every_norm = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
+        self._norms = [m for m in model.modules() if isinstance(m, BatchNormBase)]
+        every_norm = (NormBase, nn.GroupNorm, nn.LayerNorm)
         self.names = Names(
             params=tuple(self._param_slots),
             norm=self._within(every_norm),
-            batchnorm=self._within((nn.modules.batchnorm._BatchNorm,)),
+            batchnorm=self._within((BatchNormBase,)),
             buffers=tuple(self._buffer_slots),
             layers=tuple(name for name, m in self._layers.items() if isinstance(m, (nn.Conv2d, nn.Linear))),
         )
@@ -91,8 +99,8 @@ class Net:
         self.constants = _constants(model)
         """Tensors of the model that nothing changes and nobody sends: buffers that are not saved with it."""
         self._spare: Model | None = None
-        self._params: Tree | None = None
-        self._buffers: Tree | None = None
+        self._bound_params: Tree | None = None
+        self._bound_buffers: Tree | None = None
         self._mode: Mode | None = None
 
     def _within(self, kinds: tuple[type[nn.Module], ...]) -> frozenset[str]:
@@ -128,15 +136,15 @@ class Net:
         if self._spare is None:
             _bind(self._param_slots, initial["model"])
             _bind(self._buffer_slots, initial["buffers"])
-            self._params = self._buffers = None  # the next pass lays its own in
+            self._bound_params = self._bound_buffers = None  # the next pass lays its own in
             self._spare = copy.deepcopy(self.module)
         # a stack of clients, all of which get the same: inside its level nothing could be drawn
-        with seeds.global_generator_restored(), temporarily_clear_interpreter_stack():
+        with seeds.global_generator_restored(), clear_interpreter_stack():
             torch.default_generator.manual_seed(seed)
             for module in self._spare.modules():
                 if callable(reset := getattr(module, "reset_parameters", None)):
                     reset()
-        return _values(_slots(self._spare, "_parameters"))
+        return _values(_slots(self._spare, own_parameters))
 
     def __call__(
         self,
@@ -148,12 +156,12 @@ class Net:
         part: Part = "whole",
     ) -> Output:
         """A forward pass with these parameters and buffers; in mode `train` it updates `buffers` in place."""
-        if params is not self._params:
+        if params is not self._bound_params:
             _bind(self._param_slots, self._formatted(params))
-            self._params = params
-        if buffers is not self._buffers:
+            self._bound_params = params
+        if buffers is not self._bound_buffers:
             _bind(self._buffer_slots, buffers)
-            self._buffers = buffers
+            self._bound_buffers = buffers
         if mode == "eval_batch" and len(x) == 1:
             mode = "eval"  # one sample has no statistics of its own
         if mode != self._mode:
@@ -214,7 +222,7 @@ def _chain(model: Model) -> list[nn.Module] | None:
     Calling their `forward` leaves out what `nn.Module.__call__` does for hooks, a fifth of a tiny network's pass.
     """
     modules = list(model.modules())
-    hooked = any(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks for module in modules)
+    hooked = any(has_hooks(module) for module in modules)
     if type(model) is not Model or hooked or not isinstance(model.head, nn.Module):
         return None
     layers: list[nn.Module] = []
@@ -232,16 +240,17 @@ Slots = dict[str, list[tuple[dict[str, Tensor], str]]]
 """Name → every place in the module that holds this tensor: tied weights are one parameter with several places."""
 
 
-def _slots(model: nn.Module, kind: str) -> Slots:
+def _slots(model: nn.Module, held: Callable[[nn.Module], dict[str, Any]]) -> Slots:
     found: Slots = {}
     names: dict[int, str] = {}
     for path, module in model.named_modules(remove_duplicate=False):
-        for key, value in getattr(module, kind).items():
+        holder = held(module)
+        for key, value in holder.items():
             # a buffer that is not saved with the model is a constant of it, not a part of its state
-            if value is None or (kind == "_buffers" and key in module._non_persistent_buffers_set):
+            if value is None or key in unsaved_buffers(module):
                 continue
             name = names.setdefault(id(value), f"{path}.{key}" if path else key)
-            holder, places = getattr(module, kind), found.setdefault(name, [])
+            places = found.setdefault(name, [])
             if not any(other is holder and key == its_key for other, its_key in places):
                 places.append((holder, key))
     return found
@@ -249,10 +258,10 @@ def _slots(model: nn.Module, kind: str) -> Slots:
 
 def _constants(model: nn.Module) -> Tree:
     return {
-        f"{path}.{key}" if path else key: module._buffers[key]
+        f"{path}.{key}" if path else key: own_buffers(module)[key]
         for path, module in model.named_modules()
-        for key in sorted(module._non_persistent_buffers_set)
-        if module._buffers[key] is not None
+        for key in sorted(unsaved_buffers(module))
+        if own_buffers(module)[key] is not None
     }  # type: ignore[return-value]
 
 

@@ -7,6 +7,8 @@ import math
 import torch
 from torch import Tensor
 
+from unskew.base.torch_private import is_batched
+
 LARGEST_JITTER = 1e-2
 
 
@@ -60,7 +62,7 @@ def _factorised(gram: Tensor, jitter: float) -> tuple[Tensor, Tensor, Tensor, Te
 
     First as it comes, then in float64, then with ten times the jitter, up to 1e-2 (sheet 3.2).
     """
-    stacked = torch._C._functorch.is_batchedtensor(gram)
+    stacked = is_batched(gram)
     inverse, log_det = torch.zeros_like(gram), gram.new_zeros(())
     used, done = torch.full_like(log_det, jitter), torch.zeros_like(log_det, dtype=torch.bool)
     for dtype, trial in _attempts(gram.dtype, jitter):

@@ -1,7 +1,7 @@
 """From the slots of a local step to a compiled graph.
 
 The step is traced once with real tensors (`make_fx`): slots may be any Python, and what they read from the context is
-recognised as an input of the graph by its identity. The graph goes to torch.compile's backend (`torch._inductor`).
+recognised as an input of the graph by its identity. The graph goes to torch.compile's backend.
 What could differ at the next step without being an input (a random draw, a tensor that a slot made for itself, the
 round as a number) is refused when the graph is traced; the stack then takes its steps uncompiled, and says so.
 """
@@ -16,10 +16,10 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch._C import _functorch
 from torch.fx import GraphModule
 
 from unskew.base.errors import one_line
+from unskew.base.torch_private import get_unwrapped, is_batched
 from unskew.base.tree import Tree
 from unskew.core.context import LocalGradient
 from unskew.executors.stacked.context import StackedContext
@@ -142,7 +142,7 @@ def unchanged(lanes: Lanes, buffers: Tree) -> Iterator[None]:
 def form_of(c: CompiledContext) -> tuple[bool, ...]:
     """Which tensors of message and state are one for all clients: in a first visit others than later."""
     groups = (*c.message.values(), *c.state.values())
-    return tuple(_functorch.is_batchedtensor(value) for tree in groups for value in tree.values())
+    return tuple(is_batched(value) for tree in groups for value in tree.values())
 
 
 def fingerprint(gradient: LocalGradient) -> tuple[Any, Any]:
@@ -155,4 +155,4 @@ def fingerprint(gradient: LocalGradient) -> tuple[Any, Any]:
 def below(value: Tensor | None) -> Tensor:
     """The tensor under a batched one; any other as it is."""
     assert value is not None
-    return _functorch.get_unwrapped(value) if _functorch.is_batchedtensor(value) else value
+    return get_unwrapped(value) if is_batched(value) else value

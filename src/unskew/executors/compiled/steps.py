@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from unskew.base.batch import Batch
+from unskew.base.torch_private import compile_graph
 from unskew.base.tree import Groups, Tree
 from unskew.core import local_loop
 from unskew.core.context import Context, LocalGradient
 from unskew.executors.compiled.graph import (
-    Compiled,
     CompiledContext,
     Compiler,
     Graph,
@@ -161,8 +161,8 @@ class CompiledLanes(Lanes):
         with unchanged(self, c.buffers), self.left(), torch.no_grad():
             graph = make_fx(traced)(list(named.values()))
             takes = prune(graph, list(named))
-            run = torch._inductor.compile(graph, [named[path] for path in takes])
-        return Graph(cast("Compiled", run), takes, found["moved"], found["notes"], len(block))
+            run = compile_graph(graph, [named[path] for path in takes])
+        return Graph(run, takes, found["moved"], found["notes"], len(block))
 
     def _steps(
         self, c: CompiledContext, params: Tree, gradient: LocalGradient, given: dict[Path, Tensor], count: int

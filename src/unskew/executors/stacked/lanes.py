@@ -13,9 +13,9 @@ from types import TracebackType
 
 import torch
 from torch import Tensor
-from torch._C import _functorch
 
 from unskew.base.batch import Batch
+from unskew.base.torch_private import add_batch_dim, close_vmap, current_level, open_vmap, remove_batch_dim
 from unskew.base.tree import Groups, Tree
 from unskew.core import local_loop
 from unskew.core.context import Context, Diagnostics, LocalGradient
@@ -48,17 +48,16 @@ class Lanes:
         self._close()
 
     def _open(self) -> None:
-        self.level = _functorch._vmap_increment_nesting(self.count, "different")
+        self.level = open_vmap(self.count)
 
     def _close(self) -> None:
-        _functorch._vmap_decrement_nesting()
+        close_vmap()
         self.level = 0
 
     @contextmanager
     def left(self) -> Iterator[None]:
         """Leaves the level for a while: random numbers drawn inside it would be drawn for all clients at once."""
-        top = _functorch.peek_interpreter_stack()
-        if top is None or top.level() != self.level:
+        if current_level() != self.level:
             raise NotStackable("a slot asks for gradients or data inside a vmap or grad of its own")
         self._close()
         try:
@@ -68,11 +67,11 @@ class Lanes:
 
     def wrap(self, value: Tensor) -> Tensor:
         """What a slot sees of a tensor [K, ...]."""
-        return _functorch._add_batch_dim(value, 0, self.level)
+        return add_batch_dim(value, 0, self.level)
 
     def unwrap(self, value: Tensor) -> Tensor:
         """The tensor [K, ...] below; one that is the same for all clients is expanded."""
-        return _functorch._remove_batch_dim(value, self.level, self.count, 0)
+        return remove_batch_dim(value, self.level, self.count, 0)
 
     def wrap_groups(self, every: list[Groups]) -> Groups:
         """The clients' groups as one: tensors that all clients share stay single, the others are stacked."""
