@@ -161,7 +161,7 @@ def test_workers_end_with_their_parent(tmp_path):
     script = """
 import os, sys, time
 from unskew.runs import engine
-from unskew.config import from_table
+from unskew.runs.config import from_table
 from unskew.core.method import Method
 class Waits(Method):
     name = "waits"

@@ -18,6 +18,7 @@ from unskew.base.torch_private import (
     BatchNormBase,
     NormBase,
     clear_interpreter_stack,
+    current_level,
     has_hooks,
     own_buffers,
     own_parameters,
@@ -112,16 +113,6 @@ class Net:
         """Copies of the module's parameters and buffers as they are now."""
         return _values(self._param_slots), _values(self._buffer_slots)
 
-    def _formatted(self, params: Tree) -> Tree:
-        """The parameters in the module's memory format; a convolution takes the slower way if only its input has it."""
-        if not self.channels_last:
-            return params
-        # by the strides: with one channel both formats are `contiguous`, but only one of them is the convolution's cue
-        return {
-            name: value.clone(memory_format=torch.channels_last) if value.dim() == 4 and value.stride(1) != 1 else value
-            for name, value in params.items()
-        }
-
     def working_copy(self, params: Tree) -> Tree:
         """A copy that is free to be changed, in the memory format that suits the machine."""
         if not self.channels_last:
@@ -156,9 +147,11 @@ class Net:
         part: Part = "whole",
     ) -> Output:
         """A forward pass with these parameters and buffers; in mode `train` it updates `buffers` in place."""
+        # inside a transform of torch.func nothing is reformatted: `vmap` cannot do it
+        reformat = self.channels_last and current_level() is None
         if params is not self._bound_params:
-            _bind(self._param_slots, self._formatted(params))
-            self._bound_params = params
+            _bind(self._param_slots, _to_channels_last(params) if reformat else params)
+            self._bound_params = params if reformat == self.channels_last else None
         if buffers is not self._bound_buffers:
             _bind(self._buffer_slots, buffers)
             self._bound_buffers = buffers
@@ -166,7 +159,7 @@ class Net:
             mode = "eval"  # one sample has no statistics of its own
         if mode != self._mode:
             self._set_mode(mode)
-        if self.channels_last and x.dim() == 4:
+        if reformat and x.dim() == 4:
             x = x.contiguous(memory_format=torch.channels_last)
         return self._pass(x, part) if not layers else self._with_layers(x, layers, part)
 
@@ -214,6 +207,15 @@ _SAME_IN_EVERY_MODE = (
     nn.Sequential, nn.Flatten, nn.Identity, nn.Linear, nn.Conv2d, nn.ReLU, nn.ReLU6, nn.GELU, nn.MaxPool2d,
     nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.GroupNorm, nn.LayerNorm,
 )  # fmt: skip
+
+
+def _to_channels_last(params: Tree) -> Tree:
+    """Convolutions' weights in this memory format: a convolution takes the slower way if only its input has it."""
+    # by the strides: with one channel both formats are `contiguous`, but only one of them is the convolution's cue
+    return {
+        name: value.clone(memory_format=torch.channels_last) if value.dim() == 4 and value.stride(1) != 1 else value
+        for name, value in params.items()
+    }
 
 
 def _chain(model: Model) -> list[nn.Module] | None:
