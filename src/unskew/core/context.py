@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -15,7 +15,7 @@ from unskew.base import seeds
 from unskew.base.batch import Output
 from unskew.base.settings import LocalSettings
 from unskew.base.tree import Groups, Tree
-from unskew.core.net import Forward, Layer, Mode, Names, Net, Part
+from unskew.core.net import Forward, Mode, Names
 
 if TYPE_CHECKING:
     from unskew.base.batch import Batch
@@ -139,7 +139,7 @@ class ClientContext(Context):
     data: LocalData = None  # type: ignore[assignment]
     has_batchnorm: bool = False
     received: Groups = field(default_factory=dict)
-    """What the client starts from, whole and unchanged by training: `model` (its own part laid over) and `buffers`."""
+    """What the client starts from, whole and unchanged by training: `model` (its own part included), `buffers`."""
     terms: tuple[Term, ...] = ()
     """Loss terms that a wrapper adds to the method inside it."""
     taught: Tree = field(default_factory=dict)
@@ -161,12 +161,12 @@ class ClientContext(Context):
     @property
     def num_samples(self) -> Tensor:
         """Training samples of this client; a tensor, because slots may run for many clients at once."""
-        return number(len(self.data))
+        return _count(len(self.data))
 
     @property
     def num_steps(self) -> Tensor:
         """Optimiser steps taken so far in this visit; a tensor for the same reason."""
-        return number(self.diagnostics.steps)
+        return _count(self.diagnostics.steps)
 
     @property
     def augmented(self) -> bool:
@@ -235,26 +235,6 @@ class ServerContext(Context):
 
 
 @lru_cache(maxsize=4096)
-def number(value: int) -> Tensor:
+def _count(value: int) -> Tensor:
     """A whole number as a tensor without dimensions, float64; made once."""
     return torch.tensor(float(value), dtype=torch.float64)
-
-
-def bound_forward(network: Net, own: Tree, batch_statistics: bool) -> Forward:
-    """The plain forward pass of a context: the worker's module with the context's buffers.
-
-    With `batch_statistics`, evaluation uses those of the batch: there are no running ones that mean anything.
-    """
-
-    def forward(
-        params: Tree,
-        x: Tensor,
-        mode: Mode = "train",
-        buffers: Tree | None = None,
-        layers: Mapping[str, Layer] | None = None,
-        part: Part = "whole",
-    ) -> Output:
-        mode = "eval_batch" if mode == "eval" and batch_statistics else mode
-        return network(params, own if buffers is None else buffers, x, mode, layers, part)
-
-    return forward

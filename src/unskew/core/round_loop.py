@@ -55,8 +55,7 @@ def rounds(
         merged = exchange.merge("train", {"buffers": buffers, **method.reducers}, watching or {})
         waited = time.perf_counter() - began
         if exchange.used:
-            with task.part("merge"):
-                server = method.update(exchange.seeded("update"), server, merged)
+            server = method.update(exchange.seeded("update"), server, merged)
         whole = time.perf_counter() - began
         record = exchange.record() | {"lr": s.settings.lr}
         if s.record:
@@ -139,13 +138,11 @@ class _Exchange:
                 self.message(client)  # it was sent, though nothing comes back
         for reply in self.executor.run(self._jobs(kind)):
             began = time.perf_counter()
-            with self.task.part("merge"):
-                self._take(kind, reply, [*accumulators.values(), *watchers.values()])
+            self._take(kind, reply, [*accumulators.values(), *watchers.values()])
             self.merging += time.perf_counter() - began
         if kind == "train":
             self._note_shares([reducer for _, reducer in accumulators.values()])
-        with self.task.part("merge"):
-            return {name: reducer.result() for name, (_, reducer) in accumulators.items()}
+        return {name: reducer.result() for name, (_, reducer) in accumulators.items()}
 
     def _note_shares(self, reducers: list[Reducer]) -> None:
         """How much each client counts in the merged model: its weight, unless a reducer has its own idea."""

@@ -137,13 +137,13 @@ class Wrapper(Method):
         """The inner method's."""
         return self.inner.shared(context, params)
 
-    def overlaid(self, c: ClientContext) -> Tree:
+    def merge_personal(self, c: ClientContext) -> Tree:
         """The inner method's."""
-        return self.inner.overlaid(c)
+        return self.inner.merge_personal(c)
 
 
-def nested(method: Method) -> Iterator[Method]:
+def walk_nested(method: Method) -> Iterator[Method]:
     """The method, the one inside it, and so on inwards."""
     yield method
     if isinstance(method, Wrapper):
-        yield from nested(method.inner)
+        yield from walk_nested(method.inner)

@@ -10,6 +10,7 @@ from unskew.base import seeds
 from unskew.core.device import Device
 from unskew.core.jobs import Executor
 from unskew.core.net import Net
+from unskew.core.profile import ProfiledExecutor
 from unskew.core.task import Task
 from unskew.data.dataset import Dataset
 from unskew.data.federation import Federation, merged, with_validation
@@ -100,6 +101,11 @@ def model_builder(config: Run, data: Dataset) -> Callable[[], Model]:
 
 def make_executor(config: Run, task: Task) -> Executor:
     """Who does the clients' work."""
+    executor, part = _executor(config, task), "waiting" if config.execution.executor == "pool" else "rest"
+    return ProfiledExecutor(executor, task.profile, part) if task.profile else executor
+
+
+def _executor(config: Run, task: Task) -> Executor:
     if config.execution.executor == "pool":
         return Pool(task, _workers(config, task), config.execution.retries)
     if config.execution.executor == "stacked":

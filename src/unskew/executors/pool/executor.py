@@ -51,11 +51,8 @@ class Pool:
         while not window.finished:
             for worker in self._workers:
                 if worker.job is None and (picked := window.pick()) is not None:
-                    with self._task.part("transfer"):
-                        worker.give(*picked, window.shared)
-            with self._task.part("waiting"):
-                answering = self._answering(0 if window.ready else None)
-            for worker in answering:
+                    worker.give(*picked, window.shared)
+            for worker in self._answering(0 if window.ready else None):
                 self._collect(worker, window)
             if window.ready:
                 yield window.due()
@@ -96,12 +93,9 @@ class Pool:
     def _collect(self, worker: Worker, window: Window) -> None:
         assert worker.job is not None
         index, job = worker.index, worker.job
-        with self._task.part("transfer"):
-            reply = worker.receive()
+        reply = worker.receive()
         if reply is STILL_AT_WORK:
             return
-        if reply is not None and self._task.profile:
-            self._task.profile.add(reply.profile)
         if reply is None:
             self._replace(worker, job)
         else:

@@ -193,11 +193,9 @@ def _read(layout: Layout, letters: tuple[Arena, Arena]) -> Groups:
 
 def _answer(task: Task, job: Job, replies: Arena) -> dict[str, Any]:
     try:
-        reply = task.work(job)
+        reply = task.profile.work(task, job) if task.profile else task.work(job)
         replies.clear()
-        with task.part("transfer"):
-            written = {"groups": replies.write(reply.groups), "state": replies.write(reply.state)}
-        return {**vars(reply), **written, "profile": task.profile.taken() if task.profile else {}}
+        return {**vars(reply), "groups": replies.write(reply.groups), "state": replies.write(reply.state)}
     except Exception as error:
         is_input = isinstance(error, InputError)
         what = one_line(error) if is_input else f"{type(error).__name__}: {one_line(error)}"

@@ -20,7 +20,8 @@ from unskew.base import seeds
 from unskew.base.errors import one_line
 from unskew.base.tree import Groups
 from unskew.core.jobs import Job, Reply, Stack
-from unskew.core.task import Task, Work, perform
+from unskew.core.task import Task
+from unskew.core.visit import Work, client_context, open_visit, perform
 from unskew.data.batches import LocalData
 from unskew.data.stacked_batches import StackedData
 from unskew.executors.serial import Serial
@@ -74,8 +75,7 @@ class Stacked:
         if jobs[0].client < 0 or kind in self._one_by_one:
             return self._serial.run(jobs)
         try:
-            with self.task.part("evaluation" if kind == "personal" else "rest"):
-                return self._at_once(jobs)
+            return self._at_once(jobs)
         except Exception as error:
             # a real fault of a client shows itself again there, with the client's name
             replies = list(self._serial.run(jobs))
@@ -91,8 +91,8 @@ class Stacked:
         jobs, task, device = self.fill(jobs), self.task, self.task.device.kind
         lanes = self.lanes(len(jobs))
         clients = tuple(job.client for job in jobs)
-        own = [task.training_data(job) for job in jobs]
-        tested = [task.data(job) for job in jobs] if jobs[0].kind == "personal" else own
+        own = [task.federation.train(client) for client in clients]
+        tested = [task.federation.local_test(client) for client in clients] if jobs[0].kind == "personal" else own
         states = self._states(jobs, own)
         diagnostics = LaneDiagnostics(lanes)
         with lanes, self._layers.replaced(lanes, jobs):
@@ -103,8 +103,7 @@ class Stacked:
                 state=task.device.there(lanes.wrap_groups(states)),
             )
             data = cast("LocalData", LaneData(StackedData(own), lanes))
-            own_fields = {"diagnostics": diagnostics, "clients": clients, "lanes": lanes}
-            c = task.visit(job, data, task.charged(lanes), context=self.context, **own_fields)
+            c = open_visit(task, job, data, lanes, self.context, diagnostics=diagnostics, clients=clients, lanes=lanes)
             about = data if tested is own else cast("LocalData", LaneData(StackedData(tested), lanes))
             work = _below(lanes, perform(task.method, job, c, about, task.eval_batch), real)
         jobs = jobs[:real]
@@ -121,7 +120,7 @@ class Stacked:
             for place, (job, data) in enumerate(zip(jobs, own, strict=True)):
                 if not job.state:
                     seeds.seed_layers(self.task.seed, f"layers/{job.kind}", job.round, job.client)
-                    states[place] = self.task.method.init_client(self.task.client_context(job, data))
+                    states[place] = self.task.method.init_client(client_context(self.task, job, data))
         return states
 
     def _packed(

@@ -17,7 +17,7 @@ from unskew.base.tree import Tree
 from unskew.core.context import ClientContext
 from unskew.core.method import Method
 from unskew.core.term import Term
-from unskew.core.wrapper import Wrapper, nested
+from unskew.core.wrapper import Wrapper, walk_nested
 from unskew.methods.fedsol.perturb import calm
 
 See = Callable[[Tree], Output]
@@ -26,7 +26,7 @@ See = Callable[[Tree], Output]
 
 def innermost(method: Method) -> Method:
     """The method inside all wrappers."""
-    *_, inside = nested(method)
+    *_, inside = walk_nested(method)
     return inside
 
 

@@ -28,7 +28,7 @@ from unskew.base.tree import Groups, Tree
 from unskew.core.context import ClientContext, Context, ServerContext
 from unskew.core.method import Method, methods
 from unskew.core.reducers import Reducers
-from unskew.core.wrapper import Wrapper, nested
+from unskew.core.wrapper import Wrapper, walk_nested
 from unskew.methods.fedavg import FedAvg
 from unskew.methods.flfa.feedback import DirectFeedback, Feedback, random_projection
 from unskew.methods.flfa.selection import highest, lowest, similarity, skewness
@@ -65,7 +65,7 @@ class FLFA(Wrapper):
         if "delta" not in self.inner.reducers:
             raise InputError(f"flfa needs a method whose clients train the model and send how it moved; "
                              f"{self.inner.name} does not, wrap another")  # fmt: skip
-        if any(isinstance(method, FLFA) for method in nested(self.inner)):
+        if any(isinstance(method, FLFA) for method in walk_nested(self.inner)):
             raise InputError(f"flfa cannot stand inside flfa, got {self.inner}; choose more layers with n_layers")
         if self.dfa and (self.feedback == "random" or not self.scaling):
             raise InputError("flfa: dfa=true knows no feedback weights; leave out feedback and scaling")
