@@ -194,7 +194,7 @@ def test_evaluation_in_parts_loses_no_sample_and_every_worker_takes_part(batch, 
     task = task_of(evaluation={"batch": batch})
     pool = Pool(task, 2)
     try:
-        with process.steady(threads=1):
+        with process.prepare_process(threads=1):
             scores = [score_global(task, executor, task.initial, 1) for executor in (Serial(task), pool)]
     finally:
         pool.close()

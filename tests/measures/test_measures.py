@@ -10,7 +10,7 @@ from torch.func import functional_call
 from awkward import DATA, config, play, rows_without_times
 from support import golden, golden_names
 from unskew.base.errors import InputError
-from unskew.base.process import steady
+from unskew.base.process import prepare_process
 from unskew.core.jobs import Job, Reply
 from unskew.core.method import Method, methods
 from unskew.core.net import Names
@@ -211,7 +211,7 @@ def test_the_product_is_that_of_the_exact_hessian():
     product = hessian.hessian_product(c, params, Doubled(), 9)  # several batches make up the mean
     vector = torch.randn(len(flat), dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     torch.testing.assert_close(product(vector), exact @ vector)
-    with steady(1):
+    with prepare_process(1):
         found = hessian.top_eigenvalues(product, vector, 5, tolerance=1e-6)
     expected = torch.linalg.eigvalsh(exact).flip(0)[:5].tolist()
     assert found == pytest.approx(expected, rel=1e-5, abs=1e-9)

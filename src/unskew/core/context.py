@@ -60,7 +60,7 @@ class Diagnostics:
         self._sums: dict[str, tuple[Any, int]] = {}
         self.steps = 0
 
-    def anew(self) -> Diagnostics:
+    def make_empty(self) -> Diagnostics:
         """The same kind of diagnostics, with nothing counted yet."""
         return Diagnostics()
 
@@ -94,14 +94,14 @@ class Context:
     """The run's initial model and buffers, the same for all: groups `model` and `buffers`."""
     buffer_policy: BufferPolicy
     fresh: Callable[[int], Tree]
-    """Parameters drawn anew by the layers' initialisers, from this seed (`seeds.number(c.seed, purpose)`)."""
+    """Parameters drawn anew by the layers' initialisers, from this seed (`seeds.derive(c.seed, purpose)`)."""
     constants: Tree = field(default_factory=dict)
     """Tensors of the model that nothing changes, such as a fixed classifier's vectors."""
     diagnostics: Diagnostics = field(default_factory=Diagnostics)
     observers: tuple[Observer, ...] = ()
-    """Told of every step and of the end of training; they note numbers and change nothing."""
+    """Called at every step and at the end of training; they note numbers and change nothing."""
     before_step: tuple[Callable[[Tree], None], ...] = ()
-    """Told of the parameters before each local step, where a wrapper must know them apart from perturbed ones."""
+    """Called with the parameters before each local step, where a wrapper must tell them from perturbed ones."""
 
     def features(self, params: Tree, x: Tensor, mode: Mode = "train") -> Tensor:
         """The body's features of inputs, [B, D]."""
@@ -114,7 +114,7 @@ class Context:
     def aside(self: Self, **changed: Any) -> Self:
         """The same context with other local settings (`lr=0.01, epochs=1`), whose steps and notes are not counted."""
         settings = replace(self.settings, **changed)
-        return replace(self, settings=settings, diagnostics=self.diagnostics.anew(), observers=())
+        return replace(self, settings=settings, diagnostics=self.diagnostics.make_empty(), observers=())
 
     def grad(self, loss: Callable[[Tree], Tensor], params: Tree, names: tuple[str, ...] | None = None) -> Tree:
         """The gradient of `loss` at `params` for the trainable parameters, or for `names`."""

@@ -28,7 +28,7 @@ def sgd(
 
 
 def step_gradient(c: Context, gradient: LocalGradient, params: Tree, batch: Batch) -> Tree:
-    """The direction of one counted step; whoever watches is told of the parameters before it."""
+    """The direction of one counted step; whoever watches sees the parameters before it."""
     for watch in c.before_step:
         watch(params)
     c.diagnostics.step(batch)
@@ -113,7 +113,7 @@ def update(weights: list[Tensor], grads: Tree, velocity: Velocity, settings: Loc
     if settings.weight_decay:
         steps = list(add_lists(steps, weights, alpha=settings.weight_decay))
     if settings.momentum:
-        steps = velocity.moved(grads, steps, settings.momentum)
+        steps = velocity.advance(grads, steps, settings.momentum)
     add_in_place(weights, steps, alpha=-settings.lr)
 
 
@@ -125,7 +125,7 @@ class Velocity:
         self._own = False
         """The first velocity is the gradient itself, which may be somebody else's; later ones are ours to change."""
 
-    def moved(self, grads: Tree, steps: list[Tensor], momentum: float) -> list[Tensor]:
+    def advance(self, grads: Tree, steps: list[Tensor], momentum: float) -> list[Tensor]:
         """momentum * velocity + step, for each of these names."""
         known = self._values
         if known.keys() != grads.keys():

@@ -1,4 +1,4 @@
-"""One module per worker; any parameter tree can be laid into it. Forward passes and gradients of trees."""
+"""One module per worker, which runs with any parameter tree: forward passes of trees."""
 
 from __future__ import annotations
 
@@ -87,15 +87,15 @@ class Net:
         every_norm = (NormBase, nn.GroupNorm, nn.LayerNorm)
         self.names = Names(
             params=tuple(self._param_slots),
-            norm=self._within(every_norm),
-            batchnorm=self._within((BatchNormBase,)),
+            norm=self._params_of(every_norm),
+            batchnorm=self._params_of((BatchNormBase,)),
             buffers=tuple(self._buffer_slots),
             layers=tuple(name for name, m in self._layers.items() if isinstance(m, (nn.Conv2d, nn.Linear))),
         )
         self.has_batchnorm = bool(self._norms)
         self._tracking = [m.track_running_stats for m in self._norms]
-        self._moded = [m for m in model.modules() if not isinstance(m, _SAME_IN_EVERY_MODE)]
-        self._own_train = any(type(m).train is not nn.Module.train for m in self._moded)
+        self._mode_dependent = [m for m in model.modules() if not isinstance(m, _SAME_IN_EVERY_MODE)]
+        self._own_train = any(type(m).train is not nn.Module.train for m in self._mode_dependent)
         self._chain = _chain(model)
         self.constants = _constants(model)
         """Tensors of the model that nothing changes and nobody sends: buffers that are not saved with it."""
@@ -104,7 +104,7 @@ class Net:
         self._bound_buffers: Tree | None = None
         self._mode: Mode | None = None
 
-    def _within(self, kinds: tuple[type[nn.Module], ...]) -> frozenset[str]:
+    def _params_of(self, kinds: tuple[type[nn.Module], ...]) -> frozenset[str]:
         """Parameters that belong to layers of these kinds."""
         paths = [path for path, module in self._layers.items() if isinstance(module, kinds)]
         return frozenset(name for name in self._param_slots if name.rpartition(".")[0] in paths)
@@ -127,10 +127,10 @@ class Net:
         if self._spare is None:
             _bind(self._param_slots, initial["model"])
             _bind(self._buffer_slots, initial["buffers"])
-            self._bound_params = self._bound_buffers = None  # the next pass lays its own in
+            self._bound_params = self._bound_buffers = None  # the next pass binds its own
             self._spare = copy.deepcopy(self.module)
         # a stack of clients, all of which get the same: inside its level nothing could be drawn
-        with seeds.global_generator_restored(), clear_interpreter_stack():
+        with seeds.preserve_global_generator(), clear_interpreter_stack():
             torch.default_generator.manual_seed(seed)
             for module in self._spare.modules():
                 if callable(reset := getattr(module, "reset_parameters", None)):
@@ -194,7 +194,7 @@ class Net:
         if self._own_train:
             self.module.train(training)
         else:
-            for module in self._moded:  # `train` would walk over all modules, twice a round
+            for module in self._mode_dependent:  # `train` would walk over all modules, twice a round
                 module.training = training
         for norm, tracking in zip(self._norms, self._tracking, strict=True):
             # in training a BatchNorm that does not track uses the batch's statistics and leaves its buffers alone

@@ -109,7 +109,7 @@ class mean_over_all_clients(total):
 
 
 class buffers(mean):
-    """BatchNorm's statistics: floating ones by weighted mean, counters by maximum (sheet 0.1.1)."""
+    """BatchNorm's statistics: floating ones by weighted mean, counters, which have no mean, by maximum."""
 
     def __init__(self, s: ServerContext) -> None:
         super().__init__(s)

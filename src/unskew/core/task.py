@@ -65,7 +65,7 @@ class Task:
     @cached_property
     def initial_on_device(self) -> Groups:
         """The initial model and buffers where clients work."""
-        return self.device.there(self.initial)
+        return self.device.to_device(self.initial)
 
     def settings(self, round_: int) -> LocalSettings:
         """Local settings of a round: the learning rate decays once a round."""
@@ -73,9 +73,9 @@ class Task:
 
     # ---------------------------------------------------------------------------------- who takes part
 
-    def cohort(self, round_: int) -> tuple[int, ...]:
+    def sample_cohort(self, round_: int) -> tuple[int, ...]:
         """The clients that are sent a message in a round."""
-        drawn = tuple(seeds.cohort(self.seed, round_, self.num_clients, self.cohort_size))
+        drawn = tuple(seeds.sample_cohort(self.seed, round_, self.num_clients, self.cohort_size))
         if not self.stragglers:
             return drawn
         online = tuple(client for client in drawn if self._is_online(round_, client))

@@ -51,7 +51,7 @@ def work(task: Task, job: Job) -> Reply:
     began = time.perf_counter()
     device, federation = task.device, task.federation
     if not device.is_cpu:
-        job = replace(job, message=device.there(job.message), state=device.there(job.state))
+        job = replace(job, message=device.to_device(job.message), state=device.to_device(job.state))
     if job.client < 0:  # nobody's visit: the global model on a part of the common test or validation set
         data = federation.common(job.kind, *job.part)
         c = client_context(task, job, data)
@@ -62,8 +62,8 @@ def work(task: Task, job: Job) -> Reply:
     done = perform(task.method, job, c, data, task.eval_batch)
     return Reply(
         client=job.client,
-        groups=device.back(done.groups),
-        state=device.back(done.state),
+        groups=device.to_cpu(done.groups),
+        state=device.to_cpu(done.state),
         weight=float(done.weight) if done.weight is not None else float(len(data)),
         num_samples=len(data),
         num_steps=c.diagnostics.steps,

@@ -121,7 +121,7 @@ class Look:
         if self.task.method.output == "personal":
             raise Absent(f"{self.task.method.name} gives personal models only, and it looks at the global one")
         s = self.task.server_context(self.round, server=self.server)
-        return self.task.device.there(self.task.method.publish(s, self.server))
+        return self.task.device.to_device(self.task.method.publish(s, self.server))
 
     @cached_property
     def context(self) -> ClientContext:

@@ -15,7 +15,7 @@ import torch
 
 from unskew.base import storage
 from unskew.base.errors import ClientError, InputError
-from unskew.base.process import steady
+from unskew.base.process import prepare_process
 from unskew.base.registry import construct
 from unskew.base.tree import Groups
 from unskew.core.jobs import Executor
@@ -148,7 +148,7 @@ class _Play:
 
     def play(self) -> Result:
         lock = self.folder.locked() if self.folder else nullcontext()
-        with lock, steady(self.config.execution.threads), self.task.device.tf32_set():
+        with lock, prepare_process(self.config.execution.threads), self.task.device.set_tf32():
             executor = make_executor(self.config, self.task)
             try:
                 with open_part(self.task.profile, "rest"):
@@ -280,7 +280,7 @@ class _Play:
         if self.folder:
             about = {"run": self.config.hash, "method": str(self.config.method), "model": str(self.config.model)}
             constants = self.task.net.constants  # without them the parameters are not the whole model
-            whole = {**published, "constants": self.task.device.back({"": constants})[""]} if constants else published
+            whole = {**published, "constants": self.task.device.to_cpu({"": constants})[""]} if constants else published
             self.folder.write_model(storage.encode(whole, about))
             self.folder.write_summary(summary)
         path = self.folder.path if self.folder else None

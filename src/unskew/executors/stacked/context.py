@@ -39,7 +39,7 @@ class StackedContext(ClientContext):
         """Each client's stream in its turn: one generator, seeded anew for each."""
         shared = torch.Generator()
         for client in self.clients:
-            yield shared.manual_seed(seeds.number(self.seed, purpose, self.round, client))
+            yield shared.manual_seed(seeds.derive(self.seed, purpose, self.round, client))
 
     @property
     def stack(self) -> StackedData:

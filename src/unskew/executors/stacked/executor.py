@@ -99,8 +99,8 @@ class Stacked:
             job = replace(
                 jobs[0],
                 client=cast("int", lanes.wrap(torch.tensor(clients, device=device))),
-                message=task.device.there(lanes.wrap_groups([job.message for job in jobs])),
-                state=task.device.there(lanes.wrap_groups(states)),
+                message=task.device.to_device(lanes.wrap_groups([job.message for job in jobs])),
+                state=task.device.to_device(lanes.wrap_groups(states)),
             )
             data = cast("LocalData", LaneData(StackedData(own), lanes))
             c = open_visit(task, job, data, lanes, self.context, diagnostics=diagnostics, clients=clients, lanes=lanes)
@@ -127,7 +127,7 @@ class Stacked:
         self, jobs: list[Job], work: Work, diagnostics: LaneDiagnostics, lengths: list[int], seconds: float
     ) -> list[Reply]:
         device, count = self.task.device, len(jobs)
-        groups, state = device.back(work.groups), _split(device.back(work.state), count)
+        groups, state = device.to_cpu(work.groups), _split(device.to_cpu(work.state), count)
         finite = _finite(groups, count)
         weights = [float(n) for n in lengths] if work.weight is None else work.weight.tolist()
         stack = Stack(groups, weights, all(finite) and all(weight >= 0 and math.isfinite(weight) for weight in weights))
@@ -143,7 +143,7 @@ class Stacked:
 
     def _scored(self, jobs: list[Job], work: Work, lengths: list[int], seconds: float) -> list[Reply]:
         """Scores of each client's samples; padding is no sample."""
-        each = _split(self.task.device.back(work.groups), len(jobs))
+        each = _split(self.task.device.to_cpu(work.groups), len(jobs))
         return [
             Reply(job.client, {"score": {key: value[:n] for key, value in own["score"].items()}}, seconds=seconds,
                   num_samples=n, weight=float(n))

@@ -178,7 +178,7 @@ class LaneDiagnostics(Diagnostics):
         self._totals: dict[str, tuple[Tensor | float, Tensor | float]] = {}
         self._counted: Tensor | float = 0.0
 
-    def anew(self) -> LaneDiagnostics:
+    def make_empty(self) -> LaneDiagnostics:
         """The same kind of diagnostics, with nothing counted yet."""
         return LaneDiagnostics(self._lanes)
 

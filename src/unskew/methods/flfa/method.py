@@ -141,7 +141,7 @@ class FLFA(Wrapper):
             drawn = {layer: partial(random_projection, c.seed, layer, c.num_classes) for layer in acting}
             return self.inner.prepare(DirectFeedback(drawn).within(c))
         received = c.received["model"]
-        weights = c.fresh(seeds.number(c.seed, "flfa/random")) if self.feedback == "random" and chosen else received
+        weights = c.fresh(seeds.derive(c.seed, "flfa/random")) if self.feedback == "random" and chosen else received
         feedback = Feedback({layer: weights[f"{layer}.weight"] for layer in chosen}, self.scaling)
         if weights is not received:
             feedback.watch(received)  # scaled at its first use
