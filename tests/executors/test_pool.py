@@ -152,7 +152,7 @@ def test_no_shared_memory_stays_mapped_or_open():
 
 
 def memfds():
-    """The arenas this process has mapped or open."""
+    """The shared memory that this process has mapped or open."""
     mapped = [line.split()[0] for line in Path("/proc/self/maps").read_text().splitlines() if "memfd:unskew" in line]
     handles = [path.name for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
     return mapped, [handle for handle in handles if "memfd:unskew" in str(Path(f"/proc/self/fd/{handle}").readlink())]
@@ -179,7 +179,7 @@ def test_what_all_clients_are_sent_is_written_once_and_what_one_is_sent_does_not
             assert torch.equal(reply.groups["got"]["w"], model["w"]) and reply.state["s"]["v"] == client
             assert reply.groups["got"]["o"].tolist() == [client] * 5000
             assert pool._shared.used == 4032 + 64
-            assert all(worker.letters.used <= 40_000 + 64 for worker in pool._workers)
+            assert all(worker.inputs.used <= 40_000 + 64 for worker in pool._workers)
         kept = reply.groups["got"]["w"]
         assert [r.client for r in pool.run(Job("train", 2, k, {"model": tree.scale(model, 2.0)}) for k in (3, 4))]
         assert torch.equal(kept, model["w"])  # a reply is its reader's own

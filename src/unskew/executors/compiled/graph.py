@@ -80,7 +80,7 @@ class Compiler:
     def refuse(self, key: Any, error: Exception) -> None:
         """Remembers that this step runs uncompiled."""
         self.graphs[key] = None
-        log.warning("the local step is not compiled (%s: %s); stacked clients go on without", type(error).__name__,
+        log.warning("the local step is not compiled (%s: %s); stacked clients continue without", type(error).__name__,
                     one_line(error))  # fmt: skip
 
     def check_due(self, key: Any) -> bool:
@@ -126,20 +126,20 @@ def prune(graph: GraphModule, names: list[Path]) -> list[Path]:
 
 
 @contextmanager
-def unchanged(lanes: Lanes, buffers: Tree) -> Iterator[None]:
-    """Puts BatchNorm's statistics back: tracing a step is not taking it."""
-    before = {name: below(value).clone() for name, value in buffers.items()}
+def restore_buffers(lanes: Lanes, buffers: Tree) -> Iterator[None]:
+    """Restores BatchNorm's statistics afterwards: tracing a step is not taking it."""
+    before = {name: unwrap_if_batched(value).clone() for name, value in buffers.items()}
     mask, active, sizes = lanes.mask, lanes.active, lanes.sizes
     try:
         yield
     finally:
         lanes.mask, lanes.active, lanes.sizes = mask, active, sizes
-        with lanes.left():
+        with lanes.leave():
             for name, value in before.items():
-                below(buffers[name]).copy_(value)
+                unwrap_if_batched(buffers[name]).copy_(value)
 
 
-def form_of(c: CompiledContext) -> tuple[bool, ...]:
+def list_batched(c: CompiledContext) -> tuple[bool, ...]:
     """Which tensors of message and state are one for all clients: in a first visit others than later."""
     groups = (*c.message.values(), *c.state.values())
     return tuple(is_batched(value) for tree in groups for value in tree.values())
@@ -152,7 +152,7 @@ def fingerprint(gradient: LocalGradient) -> tuple[Any, Any]:
     return function.__code__, tuple(repr(cell) for cell in cells if isinstance(cell, (int, float, str, bool, tuple)))
 
 
-def below(value: Tensor | None) -> Tensor:
+def unwrap_if_batched(value: Tensor | None) -> Tensor:
     """The tensor under a batched one; any other as it is."""
     assert value is not None
     return get_unwrapped(value) if is_batched(value) else value

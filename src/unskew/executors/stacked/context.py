@@ -31,7 +31,7 @@ class StackedContext(ClientContext):
 
     def draw(self, purpose: str, make: Callable[[torch.Generator], Tensor]) -> Tensor:
         """Each client's random numbers from its own stream."""
-        with self.lanes.left():
+        with self.lanes.leave():
             drawn = torch.stack([make(rng) for rng in self._streams(purpose)])
         return self.lanes.wrap(drawn.to(self.lanes.device))
 

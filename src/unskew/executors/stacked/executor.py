@@ -27,7 +27,7 @@ from unskew.data.stacked_batches import StackedData
 from unskew.executors.serial import Serial
 from unskew.executors.stacked.context import LaneData, StackedContext
 from unskew.executors.stacked.lanes import LaneDiagnostics, Lanes
-from unskew.executors.stacked.layers import LanedLayers
+from unskew.executors.stacked.layers import StackedLayers
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class Stacked:
 
     def __init__(self, task: Task, chunk: int) -> None:
         self.task, self.chunk = task, chunk
-        self._layers = LanedLayers(task)
+        self._layers = StackedLayers(task)
         self._serial = Serial(task)
         self._one_by_one: set[str] = set()
         if not task.method.stackable:
@@ -57,7 +57,7 @@ class Stacked:
         """A reply for each job, in order."""
         waiting = iter(jobs)
         while chunk := list(itertools.islice(waiting, self.chunk)):
-            yield from self._replies(chunk)
+            yield from self._run_chunk(chunk)
 
     def close(self) -> None:
         """Nothing to end."""
@@ -70,12 +70,12 @@ class Stacked:
         """The jobs that run at once; more than were asked for, if the work needs a fixed number."""
         return jobs
 
-    def _replies(self, jobs: list[Job]) -> Iterable[Reply]:
+    def _run_chunk(self, jobs: list[Job]) -> Iterable[Reply]:
         kind = jobs[0].kind
         if jobs[0].client < 0 or kind in self._one_by_one:
             return self._serial.run(jobs)
         try:
-            return self._at_once(jobs)
+            return self._run_at_once(jobs)
         except Exception as error:
             # a real fault of a client shows itself again there, with the client's name
             replies = list(self._serial.run(jobs))
@@ -86,7 +86,7 @@ class Stacked:
             self._one_by_one.add(kind)
             return replies
 
-    def _at_once(self, jobs: list[Job]) -> list[Reply]:
+    def _run_at_once(self, jobs: list[Job]) -> list[Reply]:
         began, real = time.perf_counter(), len(jobs)
         jobs, task, device = self.fill(jobs), self.task, self.task.device.kind
         lanes = self.lanes(len(jobs))
@@ -95,7 +95,7 @@ class Stacked:
         tested = [task.federation.local_test(client) for client in clients] if jobs[0].kind == "personal" else own
         states = self._states(jobs, own)
         diagnostics = LaneDiagnostics(lanes)
-        with lanes, self._layers.replaced(lanes, jobs):
+        with lanes, self._layers.replace(lanes, jobs):
             job = replace(
                 jobs[0],
                 client=cast("int", lanes.wrap(torch.tensor(clients, device=device))),
@@ -105,13 +105,13 @@ class Stacked:
             data = cast("LocalData", LaneData(StackedData(own), lanes))
             c = open_visit(task, job, data, lanes, self.context, diagnostics=diagnostics, clients=clients, lanes=lanes)
             about = data if tested is own else cast("LocalData", LaneData(StackedData(tested), lanes))
-            work = _below(lanes, perform(task.method, job, c, about, task.eval_batch), real)
+            work = _unwrap(lanes, perform(task.method, job, c, about, task.eval_batch), real)
         jobs = jobs[:real]
         seconds = (time.perf_counter() - began) / len(jobs)
         lengths = [len(part) for part in tested[:real]]
         if jobs[0].kind == "personal":
-            return self._scored(jobs, work, lengths, seconds)
-        return self._packed(jobs, work, diagnostics, lengths, seconds)
+            return self._pack_scores(jobs, work, lengths, seconds)
+        return self._pack(jobs, work, diagnostics, lengths, seconds)
 
     def _states(self, jobs: list[Job], own: list[LocalData]) -> list[Groups]:
         """Each client's state; who comes for the first time gets its initial one, as if it were alone."""
@@ -123,15 +123,15 @@ class Stacked:
                     states[place] = self.task.method.init_client(client_context(self.task, job, data))
         return states
 
-    def _packed(
+    def _pack(
         self, jobs: list[Job], work: Work, diagnostics: LaneDiagnostics, lengths: list[int], seconds: float
     ) -> list[Reply]:
         device, count = self.task.device, len(jobs)
         groups, state = device.to_cpu(work.groups), _split(device.to_cpu(work.state), count)
-        finite = _finite(groups, count)
+        finite = _find_finite(groups, count)
         weights = [float(n) for n in lengths] if work.weight is None else work.weight.tolist()
         stack = Stack(groups, weights, all(finite) and all(weight >= 0 and math.isfinite(weight) for weight in weights))
-        counted, means = diagnostics.counted.tolist()[:count], diagnostics.of_each()[:count]
+        counted, means = diagnostics.counted.tolist()[:count], diagnostics.means_by_client()[:count]
         rows = zip(jobs, state, weights, lengths, counted, means, finite, strict=True)
         return [
             Reply(
@@ -141,7 +141,7 @@ class Stacked:
             for place, (job, kept, weight, length, steps, noted, is_finite) in enumerate(rows)
         ]  # fmt: skip
 
-    def _scored(self, jobs: list[Job], work: Work, lengths: list[int], seconds: float) -> list[Reply]:
+    def _pack_scores(self, jobs: list[Job], work: Work, lengths: list[int], seconds: float) -> list[Reply]:
         """Scores of each client's samples; padding is no sample."""
         each = _split(self.task.device.to_cpu(work.groups), len(jobs))
         return [
@@ -151,21 +151,21 @@ class Stacked:
         ]  # fmt: skip
 
 
-def _below(lanes: Lanes, work: Work, real: int) -> Work:
-    """The work's tensors [K, ...], no longer wrapped, of the clients that are no stand-ins."""
+def _unwrap(lanes: Lanes, work: Work, real: int) -> Work:
+    """The work's tensors [K, ...], no longer wrapped, of the real clients: the first ones."""
 
-    def below(value: Tensor) -> Tensor:
+    def unwrap(value: Tensor) -> Tensor:
         found = lanes.unwrap(value)
         return found if real == lanes.count else found[:real]
 
     def every(groups: Groups) -> Groups:
-        return {group: {name: below(value) for name, value in tree.items()} for group, tree in groups.items()}
+        return {group: {name: unwrap(value) for name, value in tree.items()} for group, tree in groups.items()}
 
-    weight = None if work.weight is None else below(torch.as_tensor(work.weight))
+    weight = None if work.weight is None else unwrap(torch.as_tensor(work.weight))
     return Work(every(work.groups), every(work.state), weight)
 
 
-def _finite(groups: Groups, count: int) -> list[bool]:
+def _find_finite(groups: Groups, count: int) -> list[bool]:
     """For each client whether its part holds no NaN or infinity."""
     floats = [value for tree in groups.values() for value in tree.values() if value.is_floating_point()]
     if not floats:

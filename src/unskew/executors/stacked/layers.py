@@ -18,7 +18,7 @@ from unskew.executors.stacked.lanes import Lanes, NotStackable
 _PER_CHANNEL = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 
-class LanedLayers:
+class StackedLayers:
     """The layers of a module that are replaced while clients are stacked."""
 
     def __init__(self, task: Task) -> None:
@@ -27,17 +27,17 @@ class LanedLayers:
         self._drops = [module for module in task.net.module.modules() if isinstance(module, DropoutBase)]
 
     @contextmanager
-    def replaced(self, lanes: Lanes, jobs: list[Job]) -> Iterator[None]:
-        """For this while, BatchNorm and dropout of the task's module work on lanes."""
+    def replace(self, lanes: Lanes, jobs: list[Job]) -> Iterator[None]:
+        """For a while, BatchNorm and dropout of the task's module work on many clients."""
         if not (self._norms or self._drops):
             yield
             return
         streams = self._streams(jobs) if self._drops else []
         try:
             for norm in self._norms:
-                norm.forward = functools.partial(masked_batchnorm, lanes, norm)  # type: ignore[method-assign]
+                norm.forward = functools.partial(apply_batchnorm, lanes, norm)  # type: ignore[method-assign]
             for drop in self._drops:
-                drop.forward = functools.partial(own_dropout, lanes, streams, drop)  # type: ignore[method-assign]
+                drop.forward = functools.partial(apply_dropout, lanes, streams, drop)  # type: ignore[method-assign]
             yield
         finally:
             for module in (*self._norms, *self._drops):
@@ -49,7 +49,7 @@ class LanedLayers:
         return [seeds.generator(seed, f"layers/{job.kind}", job.round, job.client) for job in jobs]
 
 
-def masked_batchnorm(lanes: Lanes, layer: BatchNormBase, x: Tensor) -> Tensor:
+def apply_batchnorm(lanes: Lanes, layer: BatchNormBase, x: Tensor) -> Tensor:
     """BatchNorm whose statistics leave padded samples out; clients without a batch keep their running ones."""
     mask = lanes.mask
     if not layer.training or mask is None or len(x) != len(mask):
@@ -79,7 +79,7 @@ def _track(layer: BatchNormBase, mean: Tensor, var: Tensor, count: Tensor) -> No
         running.copy_(torch.where(took_part, running + share * (new - running), running))
 
 
-def own_dropout(lanes: Lanes, streams: list[torch.Generator], layer: DropoutBase, x: Tensor) -> Tensor:
+def apply_dropout(lanes: Lanes, streams: list[torch.Generator], layer: DropoutBase, x: Tensor) -> Tensor:
     """Dropout with each client's own stream: the same masks as if it were alone."""
     if not layer.training or layer.p == 0:
         return x
@@ -88,7 +88,7 @@ def own_dropout(lanes: Lanes, streams: list[torch.Generator], layer: DropoutBase
     if not isinstance(layer, (nn.Dropout, *_PER_CHANNEL)):
         raise NotStackable(f"{type(layer).__name__} has no form for many clients")
     shape = tuple(x.shape) if isinstance(layer, nn.Dropout) else (*x.shape[:2], *(1,) * (x.dim() - 2))
-    with lanes.left():
+    with lanes.leave():
         noise = torch.zeros(lanes.count, *shape)
         for own, size, stream in zip(noise, lanes.sizes, streams, strict=True):
             own[:size] = torch.empty(size, *shape[1:]).bernoulli_(1 - layer.p, generator=stream)
