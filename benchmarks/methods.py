@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import measure
-from unskew.base.process import steady
+from unskew.base.process import prepare_process
 from unskew.core.jobs import Job
 from unskew.core.round_loop import rounds
 from unskew.data.dataset import Dataset
@@ -80,7 +80,7 @@ class Visit:
         self.task = building.make_task(config, data, building.cut(config, data))
         store = StateStore(folder / str(abs(hash((str(config.method), str(config.augment))))))
         server = self.task.method.init(self.task.server_context(0))
-        client = self.task.cohort(2)[0]  # it has been here before when it is timed; the same for all methods
+        client = self.task.sample_cohort(2)[0]  # it has been here before when it is timed; the same for all methods
         for done in rounds(self.task, Serial(self.task), store, server, 1, 2):
             server = done.server
         s = self.task.server_context(3, (client,), server)
@@ -152,7 +152,7 @@ def main() -> None:
     parser.add_argument("--memory-format", default="channels_last", choices=("channels_last", "contiguous"))
     parser.add_argument("--out", type=Path)
     wanted = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="unskew-bench-") as folder, steady(1):
+    with tempfile.TemporaryDirectory(prefix="unskew-bench-") as folder, prepare_process(1):
         torch.set_num_threads(1)
         rows = show(timed(wanted, Path(folder)))
     if wanted.out:

@@ -97,7 +97,7 @@ class PlannedTask(Task):
 
     plan: list = field(default_factory=list)
 
-    def cohort(self, round_):
+    def sample_cohort(self, round_):
         return tuple(self.plan[round_ - 1])
 
 

@@ -23,7 +23,7 @@ class Elsewhere(Device):
 
     is_cpu = False
 
-    def tensor(self, value):
+    def move(self, value):
         return value.clone()
 
 
@@ -61,9 +61,9 @@ def test_bfloat16_is_another_precision_of_the_same_run(executor):
 
 def test_tf32_is_set_and_put_back():
     before = torch.backends.cuda.matmul.allow_tf32
-    with Device(precision="tf32").tf32_set():
+    with Device(precision="tf32").set_tf32():
         assert torch.backends.cuda.matmul.allow_tf32 and torch.backends.cudnn.allow_tf32
-    with Device().tf32_set():
+    with Device().set_tf32():
         assert not torch.backends.cuda.matmul.allow_tf32
     assert torch.backends.cuda.matmul.allow_tf32 == before
 
@@ -71,8 +71,8 @@ def test_tf32_is_set_and_put_back():
 @pytest.mark.parametrize("name", ["gpu", "mps", "", "cuda:99", "cpu:x"])
 def test_a_device_that_is_not_there_is_refused(name):
     with pytest.raises(InputError, match=r"execution\.device: .*got"):
-        Device.named(name)
+        Device.from_name(name)
 
 
 def test_auto_takes_what_there_is():
-    assert Device.named("auto").kind.type == ("cuda" if torch.cuda.is_available() else "cpu")
+    assert Device.from_name("auto").kind.type == ("cuda" if torch.cuda.is_available() else "cpu")

@@ -85,3 +85,20 @@ def test_chosen_layers_work_otherwise_for_one_pass_only():
     other = net(params, buffers, x, "train", {"body.0": lambda layer, z: layer.weight.sum() * z})
     torch.testing.assert_close(other.features, torch.relu(params["body.0.weight"].sum() * x))
     assert torch.equal(net(params, buffers, x, "train").logits, plain)
+
+
+def test_gradients_of_single_samples_with_channels_last():
+    net = Net(Model(nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten()), nn.Linear(12, 2)), channels_last=True)
+    params, buffers = net.trees()
+    x = torch.randn(5, 2, 4, 4, generator=torch.Generator().manual_seed(0))
+
+    def loss(p, x):
+        return net(p, buffers, x.unsqueeze(0), "eval").logits.square().sum()
+
+    # `vmap` has no form of `clone(memory_format=channels_last)`
+    each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(params, x)
+    for place, sample in enumerate(x):
+        leaves = {name: value.clone().requires_grad_() for name, value in params.items()}
+        alone = torch.autograd.grad(loss(leaves, sample), list(leaves.values()))
+        for own, expected in zip(each.values(), alone, strict=True):
+            torch.testing.assert_close(own[place], expected)

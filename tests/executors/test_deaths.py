@@ -160,8 +160,8 @@ assert test_deaths.play(test_deaths.dies(sys.argv[1], 1), retries=1, watch=threa
 def test_workers_end_with_their_parent(tmp_path):
     script = """
 import os, sys, time
-from unskew import engine
-from unskew.config import from_table
+from unskew.runs import engine
+from unskew.runs.config import from_table
 from unskew.core.method import Method
 class Waits(Method):
     name = "waits"

@@ -4,7 +4,6 @@ import gc
 import os
 import sys
 import time
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -153,7 +152,7 @@ def test_no_shared_memory_stays_mapped_or_open():
 
 
 def memfds():
-    """The arenas this process has mapped or open."""
+    """The shared memory that this process has mapped or open."""
     mapped = [line.split()[0] for line in Path("/proc/self/maps").read_text().splitlines() if "memfd:unskew" in line]
     handles = [path.name for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
     return mapped, [handle for handle in handles if "memfd:unskew" in str(Path(f"/proc/self/fd/{handle}").readlink())]
@@ -163,9 +162,6 @@ class Stub:
     """A task that answers with what it was sent."""
 
     profile = None
-
-    def part(self, name):
-        return nullcontext()
 
     def work(self, job):
         return Reply(job.client, {"got": {**job.message["model"], **job.message.get("own", {})}}, job.state)
@@ -183,7 +179,7 @@ def test_what_all_clients_are_sent_is_written_once_and_what_one_is_sent_does_not
             assert torch.equal(reply.groups["got"]["w"], model["w"]) and reply.state["s"]["v"] == client
             assert reply.groups["got"]["o"].tolist() == [client] * 5000
             assert pool._shared.used == 4032 + 64
-            assert all(worker.letters.used <= 40_000 + 64 for worker in pool._workers)
+            assert all(worker.inputs.used <= 40_000 + 64 for worker in pool._workers)
         kept = reply.groups["got"]["w"]
         assert [r.client for r in pool.run(Job("train", 2, k, {"model": tree.scale(model, 2.0)}) for k in (3, 4))]
         assert torch.equal(kept, model["w"])  # a reply is its reader's own
@@ -198,7 +194,7 @@ def test_evaluation_in_parts_loses_no_sample_and_every_worker_takes_part(batch, 
     task = task_of(evaluation={"batch": batch})
     pool = Pool(task, 2)
     try:
-        with process.steady(threads=1):
+        with process.prepare_process(threads=1):
             scores = [score_global(task, executor, task.initial, 1) for executor in (Serial(task), pool)]
     finally:
         pool.close()

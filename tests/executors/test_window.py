@@ -23,10 +23,10 @@ def played(sizes, workers, limit):
             handed_out.append(picked[0])
             heapq.heappush(running, (now + picked[1].size, *picked[:1], picked[1]))
         now, index, job = heapq.heappop(running)
-        window.done(index, job, Reply(job.client, {}))
+        window.take(index, job, Reply(job.client, {}))
         most = max(most, len(window._replies))
         while window.ready:
-            replies.append(window.due().client)
+            replies.append(window.pop_due().client)
     return handed_out, replies, now, most
 
 
@@ -70,10 +70,10 @@ def test_shared_is_what_several_jobs_of_the_window_are_sent():
     common, own = torch.zeros(1), [torch.zeros(1) for _ in range(3)]
     window = Window((Job("train", 1, k, {"m": {"w": common, "again": common, "own": own[k]}}) for k in range(3)), 16)
     picked = [window.pick() for _ in range(3)]
-    assert window.shared(common) and not any(map(window.shared, own))
+    assert window.is_shared(common) and not any(map(window.is_shared, own))
     for index, job in picked[:2]:
-        window.done(index, job, Reply(index, {}))
-    assert not window.shared(common)  # one job is left that needs it
+        window.take(index, job, Reply(index, {}))
+    assert not window.is_shared(common)  # one job is left that needs it
 
 
 @pytest.mark.parametrize("limit", [1, 16])

@@ -6,7 +6,7 @@ from torch import nn
 from torch.func import functional_call
 
 from awkward import DATA, config, play
-from unskew.base.process import steady
+from unskew.base.process import prepare_process
 from unskew.core.jobs import Job
 from unskew.measures.base import Look, choose_test_samples, measures
 from unskew.measures.hessian import hessian_product, top_eigenvalues
@@ -100,7 +100,7 @@ def test_the_product_is_that_of_the_exact_hessian():
     product = hessian_product(c, params, Doubled(), 9)  # several batches make up the mean
     vector = torch.randn(len(flat), dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     torch.testing.assert_close(product(vector), exact @ vector)
-    with steady(1):
+    with prepare_process(1):
         found = top_eigenvalues(product, vector, 5, tolerance=1e-6)
     expected = torch.linalg.eigvalsh(exact).flip(0)[:5].tolist()
     assert found == pytest.approx(expected, rel=1e-5, abs=1e-9)

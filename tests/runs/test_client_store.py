@@ -207,4 +207,4 @@ def test_encoding_is_deterministic_and_keeps_order_types_and_shared_memory():
     for group, tree in groups.items():
         for name, value in tree.items():
             assert torch.equal(back[group][name], value) and back[group][name].dtype == value.dtype
-    assert storage.notes(storage.encode(groups, {"round": 1})) == {"round": 1}
+    assert storage.read_notes(storage.encode(groups, {"round": 1})) == {"round": 1}

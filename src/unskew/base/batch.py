@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from unskew.base.torch_private import is_batched
+
 
 class Output(NamedTuple):
     """What one forward pass gives: `logits` [B, C] and `features` [B, D], the head's input."""
@@ -38,7 +40,7 @@ class Batch(NamedTuple):
 
     def cross_entropy(self, logits: Tensor) -> Tensor:
         """The mean cross-entropy of the batch's real samples."""
-        if self.mask is None and not torch._C._functorch.is_batchedtensor(logits):
+        if self.mask is None and not is_batched(logits):
             return F.cross_entropy(logits, self.y)
         return self.mean(cross_entropy(logits, self.y))
 

@@ -28,15 +28,15 @@ def keep_freed_memory() -> None:
 
 
 @contextmanager
-def steady(threads: int) -> Iterator[None]:
-    """A fixed number of threads, without which sums round differently; everything is put back afterwards."""
+def prepare_process(threads: int) -> Iterator[None]:
+    """For a while: a fixed number of threads, without which sums round differently, and little garbage collection."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     often = gc.get_threshold()
     gc.freeze()  # what there is now need not be looked through again and again for garbage
     gc.set_threshold(20_000, 20, 20)  # collecting every 700 objects took a twentieth of tiny rounds
     try:
-        with seeds.global_generator_restored():
+        with seeds.preserve_global_generator():
             yield
     finally:
         gc.set_threshold(*often)

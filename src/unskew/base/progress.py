@@ -6,27 +6,27 @@ import time
 from collections.abc import Callable
 
 Listener = Callable[[str, int, int], None]
-"""Is told what is being done, how many steps of it are done, and how many there are."""
+"""Called with what is being done, how many steps of it are done, and how many there are."""
 
 EVERY = 0.5
-"""Seconds between two tellings: saying it must cost nothing."""
+"""Seconds between two calls of the listener: saying it must cost nothing."""
 
 _listener: Listener | None = None
-_told = 0.0
+_last_call = 0.0
 
 
 def listen(listener: Listener | None) -> None:
-    """From now on this one is told; None: nobody."""
+    """Calls this listener from now on; None: nobody."""
     global _listener
     _listener = listener
 
 
 def say(what: str, done: int, total: int) -> None:
-    """Tells whoever listens, not more often than twice a second."""
-    global _told
+    """Calls the listener, not more often than twice a second."""
+    global _last_call
     if _listener is None:
         return
     now = time.monotonic()
-    if now - _told >= EVERY:
-        _told = now
+    if now - _last_call >= EVERY:
+        _last_call = now
         _listener(what, done, total)

@@ -107,9 +107,9 @@ class Registry(Generic[T]):
         if not isinstance(table.get("name"), str):
             raise InputError(f'a {self.kind} needs a name, such as name = "{next(iter(self), "…")}"; got {table}')
         cls = self.get(table.pop("name").lower())
-        return construct(cls, self._named(cls, table))
+        return construct(cls, self._name_arguments(cls, table))
 
-    def _named(self, cls: type[T], table: Table) -> Table:
+    def _name_arguments(self, cls: type[T], table: Table) -> Table:
         """Positional arguments get the names of the fields; nested components are built."""
         kinds = component_fields(cls)
         names = [field.name for field in dataclasses.fields(cls)]
@@ -127,7 +127,7 @@ class Registry(Generic[T]):
         for key in table:
             if key not in names:
                 raise InputError(f"{cls.name} has no argument '{key}'; {nearest(key, names)}")
-        return {key: _nested(kinds.get(key), value) for key, value in table.items()}
+        return {key: _build_nested(kinds.get(key), value) for key, value in table.items()}
 
 
 def component_fields(cls: type) -> dict[str, Registry[Any]]:
@@ -149,7 +149,7 @@ def _hints(cls: type) -> dict[str, Any]:
     return {name: info.annotation for name, info in cls.__pydantic_fields__.items()}  # type: ignore[attr-defined]
 
 
-def _nested(registry: Registry[Any] | None, value: Any) -> Any:
+def _build_nested(registry: Registry[Any] | None, value: Any) -> Any:
     if registry is None or value is None:
         return _plain(value)
     if isinstance(value, (list, tuple)):

@@ -9,25 +9,25 @@ from contextlib import contextmanager
 import torch
 
 
-def number(seed: int, purpose: str, round_: int = 0, client: int = -1) -> int:
-    """A 63-bit number that stands for this stream."""
+def derive(seed: int, purpose: str, round_: int = 0, client: int = -1) -> int:
+    """The seed of a stream, 63 bits: a hash of its name."""
     digest = hashlib.blake2b(f"{seed}/{purpose}/{round_}/{client}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
 def generator(seed: int, purpose: str, round_: int = 0, client: int = -1) -> torch.Generator:
     """The stream's own generator."""
-    return torch.Generator().manual_seed(number(seed, purpose, round_, client))
+    return torch.Generator().manual_seed(derive(seed, purpose, round_, client))
 
 
 def seed_layers(seed: int, purpose: str, round_: int = 0, client: int = -1) -> None:
     """Seeds torch's global generator, which only dropout and the initialisers of modules draw from."""
     # torch.manual_seed also walks over accelerators and took 230 µs a call; this takes 3
-    torch.default_generator.manual_seed(number(seed, purpose, round_, client))
+    torch.default_generator.manual_seed(derive(seed, purpose, round_, client))
 
 
 @contextmanager
-def global_generator_restored() -> Iterator[None]:
+def preserve_global_generator() -> Iterator[None]:
     """Leaves torch's global generator as it was found."""
     before = torch.default_generator.get_state()
     try:
@@ -36,7 +36,7 @@ def global_generator_restored() -> Iterator[None]:
         torch.default_generator.set_state(before)
 
 
-def cohort(seed: int, round_: int, clients: int, size: int) -> list[int]:
+def sample_cohort(seed: int, round_: int, clients: int, size: int) -> list[int]:
     """The clients of a round, drawn without replacement; depends on nothing but seed and round."""
     rng = generator(seed, "cohort", round_)
     if size * 20 > clients:

@@ -28,7 +28,7 @@ def encode(groups: Groups, notes: dict[str, Any] | None = None) -> bytes:
     # one key only: readers need not keep the order of several
     header: dict[str, Any] = {"__metadata__": {_KEY: json.dumps({"order": order, "notes": notes or {}})}}
     flat = [(f"{group}/{name}", value.detach()) for group, tree in groups.items() for name, value in tree.items()]
-    # written here, as safetensors' own writer takes three times as long; wide types first, so that all lie aligned
+    # written here, as safetensors' own writer takes three times as long; wide types first, so that all are aligned
     flat.sort(key=lambda item: (-item[1].element_size(), item[0]))
     parts, end = [b"", b""], 0
     for name, value in flat:
@@ -51,7 +51,7 @@ def decode(data: bytes) -> Groups:
     return {group: {name: tensors[f"{group}/{name}"].clone() for name in names} for group, names in order.items()}
 
 
-def notes(data: bytes) -> dict[str, Any]:
+def read_notes(data: bytes) -> dict[str, Any]:
     """The plain values beside the groups."""
     found: dict[str, Any] = _header(data)["notes"]
     return found
@@ -85,7 +85,7 @@ def write_atomic(path: Path, data: bytes | Callable[[BinaryIO], object], *, sync
     """Writes bytes, or whatever a function writes, to a new file, syncs it, then renames it to `path`."""
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
-        with _opened(part) as file:
+        with _open_new(part) as file:
             data(file) if callable(data) else file.write(data)
             file.flush()
             if sync:
@@ -98,7 +98,7 @@ def write_atomic(path: Path, data: bytes | Callable[[BinaryIO], object], *, sync
         sync_folder(path.parent)
 
 
-def _opened(path: Path) -> BinaryIO:
+def _open_new(path: Path) -> BinaryIO:
     try:
         return path.open("wb")
     except FileNotFoundError:

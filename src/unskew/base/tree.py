@@ -1,7 +1,7 @@
 """Arithmetic on trees: flat dictionaries from parameter names to tensors.
 
-Plain tensor operations, one per name: they run under `vmap` and autograd alike, and on a CPU `_foreach` gains
-nothing here (measured 7.2 against 8.4 µs for four tensors); the in-place local loop does use `_foreach`.
+Plain tensor operations, one per name: they run under `vmap` and autograd alike, and on a CPU one call for a
+whole list gains nothing here (measured 7.2 against 8.4 µs for four tensors); the in-place local loop does so.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ log = logging.getLogger(__name__)
 
 
 @functools.cache
-def _say_unshared(left: tuple[str, ...], right: tuple[str, ...]) -> None:
+def _warn_unshared(left: tuple[str, ...], right: tuple[str, ...]) -> None:
     log.warning("trees do not hold the same names; only on one side: %s", sorted(set(left) ^ set(right)))
 
 
-def _shared(a: Tree, b: Tree) -> Iterable[str]:
+def _common_names(a: Tree, b: Tree) -> Iterable[str]:
     if a.keys() == b.keys():
         return a
-    _say_unshared(tuple(a), tuple(b))
+    _warn_unshared(tuple(a), tuple(b))
     return [name for name in a if name in b]
 
 
 def add(a: Tree, b: Tree) -> Tree:
     """a + b on the names both hold."""
-    return {name: a[name] + b[name] for name in _shared(a, b)}
+    return {name: a[name] + b[name] for name in _common_names(a, b)}
 
 
 def sub(a: Tree, b: Tree) -> Tree:
     """a - b on the names both hold."""
-    return {name: a[name] - b[name] for name in _shared(a, b)}
+    return {name: a[name] - b[name] for name in _common_names(a, b)}
 
 
 def scale(a: Tree, factor: float | Tensor) -> Tree:
@@ -51,17 +51,17 @@ def scale(a: Tree, factor: float | Tensor) -> Tree:
 
 def add_scaled(a: Tree, b: Tree, factor: float | Tensor) -> Tree:
     """a + factor * b on the names both hold."""
-    return {name: a[name] + factor * b[name] for name in _shared(a, b)}
+    return {name: a[name] + factor * b[name] for name in _common_names(a, b)}
 
 
 def lerp(a: Tree, b: Tree, share: float | Tensor) -> Tree:
     """(1 - share) * a + share * b on the names both hold."""
-    return {name: a[name] + share * (b[name] - a[name]) for name in _shared(a, b)}
+    return {name: a[name] + share * (b[name] - a[name]) for name in _common_names(a, b)}
 
 
 def dot(a: Tree, b: Tree) -> Tensor:
     """The inner product over all names both hold."""
-    return _total([(a[name] * b[name]).sum() for name in _shared(a, b)])
+    return _total([(a[name] * b[name]).sum() for name in _common_names(a, b)])
 
 
 def sqnorm(a: Tree) -> Tensor:
@@ -71,7 +71,7 @@ def sqnorm(a: Tree) -> Tensor:
 
 def sqdist(a: Tree, b: Tree) -> Tensor:
     """The squared L2 distance over all names both hold; one pass forward and one backward."""
-    return _total([F.mse_loss(a[name], b[name], reduction="sum") for name in _shared(a, b)])
+    return _total([F.mse_loss(a[name], b[name], reduction="sum") for name in _common_names(a, b)])
 
 
 def norm(a: Tree) -> Tensor:

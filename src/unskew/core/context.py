@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -15,7 +15,7 @@ from unskew.base import seeds
 from unskew.base.batch import Output
 from unskew.base.settings import LocalSettings
 from unskew.base.tree import Groups, Tree
-from unskew.core.net import Forward, Layer, Mode, Names, Net, Part
+from unskew.core.net import Forward, Mode, Names
 
 if TYPE_CHECKING:
     from unskew.base.batch import Batch
@@ -60,7 +60,7 @@ class Diagnostics:
         self._sums: dict[str, tuple[Any, int]] = {}
         self.steps = 0
 
-    def anew(self) -> Diagnostics:
+    def make_empty(self) -> Diagnostics:
         """The same kind of diagnostics, with nothing counted yet."""
         return Diagnostics()
 
@@ -94,14 +94,14 @@ class Context:
     """The run's initial model and buffers, the same for all: groups `model` and `buffers`."""
     buffer_policy: BufferPolicy
     fresh: Callable[[int], Tree]
-    """Parameters drawn anew by the layers' initialisers, from this seed (`seeds.number(c.seed, purpose)`)."""
+    """Parameters drawn anew by the layers' initialisers, from this seed (`seeds.derive(c.seed, purpose)`)."""
     constants: Tree = field(default_factory=dict)
     """Tensors of the model that nothing changes, such as a fixed classifier's vectors."""
     diagnostics: Diagnostics = field(default_factory=Diagnostics)
     observers: tuple[Observer, ...] = ()
-    """Told of every step and of the end of training; they note numbers and change nothing."""
+    """Called at every step and at the end of training; they note numbers and change nothing."""
     before_step: tuple[Callable[[Tree], None], ...] = ()
-    """Told of the parameters before each local step, where a wrapper must know them apart from perturbed ones."""
+    """Called with the parameters before each local step, where a wrapper must tell them from perturbed ones."""
 
     def features(self, params: Tree, x: Tensor, mode: Mode = "train") -> Tensor:
         """The body's features of inputs, [B, D]."""
@@ -114,7 +114,7 @@ class Context:
     def aside(self: Self, **changed: Any) -> Self:
         """The same context with other local settings (`lr=0.01, epochs=1`), whose steps and notes are not counted."""
         settings = replace(self.settings, **changed)
-        return replace(self, settings=settings, diagnostics=self.diagnostics.anew(), observers=())
+        return replace(self, settings=settings, diagnostics=self.diagnostics.make_empty(), observers=())
 
     def grad(self, loss: Callable[[Tree], Tensor], params: Tree, names: tuple[str, ...] | None = None) -> Tree:
         """The gradient of `loss` at `params` for the trainable parameters, or for `names`."""
@@ -139,7 +139,7 @@ class ClientContext(Context):
     data: LocalData = None  # type: ignore[assignment]
     has_batchnorm: bool = False
     received: Groups = field(default_factory=dict)
-    """What the client starts from, whole and unchanged by training: `model` (its own part laid over) and `buffers`."""
+    """What the client starts from, whole and unchanged by training: `model` (its own part included), `buffers`."""
     terms: tuple[Term, ...] = ()
     """Loss terms that a wrapper adds to the method inside it."""
     taught: Tree = field(default_factory=dict)
@@ -161,12 +161,12 @@ class ClientContext(Context):
     @property
     def num_samples(self) -> Tensor:
         """Training samples of this client; a tensor, because slots may run for many clients at once."""
-        return number(len(self.data))
+        return _count(len(self.data))
 
     @property
     def num_steps(self) -> Tensor:
         """Optimiser steps taken so far in this visit; a tensor for the same reason."""
-        return number(self.diagnostics.steps)
+        return _count(self.diagnostics.steps)
 
     @property
     def augmented(self) -> bool:
@@ -235,26 +235,6 @@ class ServerContext(Context):
 
 
 @lru_cache(maxsize=4096)
-def number(value: int) -> Tensor:
+def _count(value: int) -> Tensor:
     """A whole number as a tensor without dimensions, float64; made once."""
     return torch.tensor(float(value), dtype=torch.float64)
-
-
-def bound_forward(network: Net, own: Tree, batch_statistics: bool) -> Forward:
-    """The plain forward pass of a context: the worker's module with the context's buffers.
-
-    With `batch_statistics`, evaluation uses those of the batch: there are no running ones that mean anything.
-    """
-
-    def forward(
-        params: Tree,
-        x: Tensor,
-        mode: Mode = "train",
-        buffers: Tree | None = None,
-        layers: Mapping[str, Layer] | None = None,
-        part: Part = "whole",
-    ) -> Output:
-        mode = "eval_batch" if mode == "eval" and batch_statistics else mode
-        return network(params, own if buffers is None else buffers, x, mode, layers, part)
-
-    return forward

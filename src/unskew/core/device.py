@@ -13,7 +13,7 @@ from torch import Tensor
 
 from unskew.base.batch import Output
 from unskew.base.errors import InputError
-from unskew.base.tree import Groups, Tree
+from unskew.base.tree import Groups
 
 Precision = Literal["float32", "tf32", "bfloat16"]
 """`tf32`: float32 with TensorFloat-32 products on GPUs that have them; `bfloat16`: autocast forward and backward."""
@@ -24,14 +24,14 @@ P = ParamSpec("P")
 
 @dataclass(frozen=True)
 class Device:
-    """A torch device with the ways there and back."""
+    """A torch device, and the way of tensors to it and back."""
 
     kind: torch.device = CPU
     precision: Precision = "float32"
 
     @classmethod
-    def named(cls, name: str, precision: Precision = "float32") -> Device:
-        """`cpu`, `cuda`, `cuda:1`, or `auto`: a GPU if there is one; refuses what this machine has not."""
+    def from_name(cls, name: str, precision: Precision = "float32") -> Device:
+        """`cpu`, `cuda`, `cuda:1`, or `auto`: a GPU if there is one; refuses what this machine does not have."""
         if name == "auto":
             name = "cuda" if torch.cuda.is_available() else "cpu"
         try:
@@ -52,7 +52,7 @@ class Device:
         """Whether nothing needs to be moved."""
         return self.kind.type == "cpu"
 
-    def tensor(self, value: Tensor) -> Tensor:
+    def move(self, value: Tensor) -> Tensor:
         """A tensor on the device; from the CPU through pinned memory, without waiting for the copy."""
         if value.device == self.kind:
             return value
@@ -60,23 +60,21 @@ class Device:
             value = value.pin_memory()
         return value.to(self.kind, non_blocking=True)
 
-    def tree(self, value: Tree) -> Tree:
-        """A tree on the device."""
-        return {name: self.tensor(item) for name, item in value.items()}
-
-    def there(self, groups: Groups) -> Groups:
+    def to_device(self, groups: Groups) -> Groups:
         """Groups on the device."""
-        return groups if self.is_cpu else {name: self.tree(tree) for name, tree in groups.items()}
+        if self.is_cpu:
+            return groups
+        return {name: {key: self.move(value) for key, value in tree.items()} for name, tree in groups.items()}
 
-    def back(self, groups: Groups) -> Groups:
+    def to_cpu(self, groups: Groups) -> Groups:
         """Groups on the CPU again; this waits for the device, once a visit."""
         if self.is_cpu:
             return groups
         return {name: {key: value.to(CPU) for key, value in tree.items()} for name, tree in groups.items()}
 
     @contextmanager
-    def tf32_set(self) -> Iterator[None]:
-        """Lets float32 products use TensorFloat-32, or forbids it: results must not hang on a default."""
+    def set_tf32(self) -> Iterator[None]:
+        """Lets float32 products use TensorFloat-32, or forbids it: results must not depend on a default."""
         matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
         before = matmul.allow_tf32, cudnn.allow_tf32
         matmul.allow_tf32 = cudnn.allow_tf32 = self.precision == "tf32"

@@ -39,7 +39,7 @@ class Stack:
     groups: Groups
     weights: list[float]
     sound: bool
-    """Whether all of it may be merged: finite numbers, weights that are none below zero."""
+    """Whether all of it may be merged: finite numbers, no weight below zero."""
 
     @cached_property
     def nbytes(self) -> int:
@@ -50,7 +50,7 @@ class Stack:
     def _parts(self) -> dict[str, dict[str, tuple[Tensor, ...]]]:
         return {group: {name: value.unbind(0) for name, value in own.items()} for group, own in self.groups.items()}
 
-    def of(self, place: int) -> Groups:
+    def take(self, place: int) -> Groups:
         """One client's groups."""
         return {group: {name: parts[place] for name, parts in own.items()} for group, own in self._parts.items()}
 

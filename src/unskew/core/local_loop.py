@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from unskew.base.torch_private import add_in_place, add_lists, run_backward, scale_in_place, scale_list
 from unskew.base.tree import Tree
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def sgd(
 
 
 def step_gradient(c: Context, gradient: LocalGradient, params: Tree, batch: Batch) -> Tree:
-    """The direction of one counted step; whoever watches is told of the parameters before it."""
+    """The direction of one counted step; whoever watches sees the parameters before it."""
     for watch in c.before_step:
         watch(params)
     c.diagnostics.step(batch)
@@ -81,14 +82,11 @@ def backward(value: Tensor, leaves: list[Tensor]) -> list[Tensor]:
 
     What `torch.autograd.grad` does in the end; its own checks cost a third of a tiny network's step.
     """
-    grads = _engine.run_backward(
+    grads = run_backward(
         (value,), (_one(value.dtype, value.device),), False, False, tuple(leaves),
         allow_unreachable=True, accumulate_grad=False,
     )  # fmt: skip
     return [torch.zeros_like(leaf) if grad is None else grad for leaf, grad in zip(leaves, grads, strict=True)]
-
-
-_engine: Any = torch.autograd.Variable._execution_engine
 
 
 @lru_cache(maxsize=8)
@@ -113,10 +111,10 @@ def update(weights: list[Tensor], grads: Tree, velocity: Velocity, settings: Loc
     """One step in place: d = grad + weight_decay * w; velocity = momentum * velocity + d; w = w - lr * velocity."""
     steps = list(grads.values())
     if settings.weight_decay:
-        steps = list(torch._foreach_add(steps, weights, alpha=settings.weight_decay))
+        steps = list(add_lists(steps, weights, alpha=settings.weight_decay))
     if settings.momentum:
-        steps = velocity.moved(grads, steps, settings.momentum)
-    torch._foreach_add_(weights, steps, alpha=-settings.lr)
+        steps = velocity.advance(grads, steps, settings.momentum)
+    add_in_place(weights, steps, alpha=-settings.lr)
 
 
 class Velocity:
@@ -127,7 +125,7 @@ class Velocity:
         self._own = False
         """The first velocity is the gradient itself, which may be somebody else's; later ones are ours to change."""
 
-    def moved(self, grads: Tree, steps: list[Tensor], momentum: float) -> list[Tensor]:
+    def advance(self, grads: Tree, steps: list[Tensor], momentum: float) -> list[Tensor]:
         """momentum * velocity + step, for each of these names."""
         known = self._values
         if known.keys() != grads.keys():
@@ -135,11 +133,11 @@ class Velocity:
             self._own = False
         elif self._own:
             new = [known[name] for name in grads]
-            torch._foreach_mul_(new, momentum)
-            torch._foreach_add_(new, steps)
+            scale_in_place(new, momentum)
+            add_in_place(new, steps)
         else:
-            new = list(torch._foreach_mul([known[name] for name in grads], momentum))
-            torch._foreach_add_(new, steps)
+            new = list(scale_list([known[name] for name in grads], momentum))
+            add_in_place(new, steps)
             self._own = True
         known.update(zip(grads, new, strict=True))
         return new

@@ -94,8 +94,8 @@ class Method(Component):
         return c
 
     def start(self, c: ClientContext) -> Tree:
-        """The parameters to train from: the received ones, with the client's own part laid over them."""
-        return self.overlaid(c)
+        """The parameters to train from: the received ones together with the client's personal ones."""
+        return self.merge_personal(c)
 
     def criterion(self, c: ClientContext, out: Output, batch: Batch) -> Tensor:
         """The supervised part of the loss."""
@@ -160,7 +160,7 @@ class Method(Component):
 
     def personalise(self, c: ClientContext) -> Tree:
         """The model this client would use now, given the newest message and what it remembers."""
-        return self.overlaid(c)
+        return self.merge_personal(c)
 
     def predict(self, c: ClientContext, params: Tree, x: Tensor) -> Tensor:
         """Scores [B, C] of a batch."""
@@ -172,8 +172,8 @@ class Method(Component):
         """The part of the parameters that travels."""
         return tree.without(params, context.names.match(self.personal)) if self.personal else params
 
-    def overlaid(self, c: ClientContext) -> Tree:
-        """The received parameters with the client's personal part (at first: the initial model's) laid over them."""
+    def merge_personal(self, c: ClientContext) -> Tree:
+        """The received parameters together with the client's personal ones (at first: the initial model's)."""
         if not self.personal:
             return c.message["model"]
         own = c.state.get("personal") or c.initial["model"]

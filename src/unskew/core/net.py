@@ -1,4 +1,4 @@
-"""One module per worker; any parameter tree can be laid into it. Forward passes and gradients of trees."""
+"""One module per worker, which runs with any parameter tree: forward passes of trees."""
 
 from __future__ import annotations
 
@@ -7,14 +7,23 @@ import fnmatch
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from unskew.base import seeds
 from unskew.base.batch import Output
+from unskew.base.torch_private import (
+    BatchNormBase,
+    NormBase,
+    clear_interpreter_stack,
+    current_level,
+    has_hooks,
+    own_buffers,
+    own_parameters,
+    unsaved_buffers,
+)
 from unskew.base.tree import Groups, Tree
 from unskew.models.base import Model
 
@@ -71,31 +80,31 @@ class Net:
 
     def __init__(self, model: Model, channels_last: bool = False) -> None:
         self.module, self.channels_last = model, channels_last
-        self._param_slots = _slots(model, "_parameters")
-        self._buffer_slots = _slots(model, "_buffers")
+        self._param_slots = _slots(model, own_parameters)
+        self._buffer_slots = _slots(model, own_buffers)
         self._layers = dict(model.named_modules())
-        self._norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-        every_norm = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
+        self._norms = [m for m in model.modules() if isinstance(m, BatchNormBase)]
+        every_norm = (NormBase, nn.GroupNorm, nn.LayerNorm)
         self.names = Names(
             params=tuple(self._param_slots),
-            norm=self._within(every_norm),
-            batchnorm=self._within((nn.modules.batchnorm._BatchNorm,)),
+            norm=self._params_of(every_norm),
+            batchnorm=self._params_of((BatchNormBase,)),
             buffers=tuple(self._buffer_slots),
             layers=tuple(name for name, m in self._layers.items() if isinstance(m, (nn.Conv2d, nn.Linear))),
         )
         self.has_batchnorm = bool(self._norms)
         self._tracking = [m.track_running_stats for m in self._norms]
-        self._moded = [m for m in model.modules() if not isinstance(m, _SAME_IN_EVERY_MODE)]
-        self._own_train = any(type(m).train is not nn.Module.train for m in self._moded)
+        self._mode_dependent = [m for m in model.modules() if not isinstance(m, _SAME_IN_EVERY_MODE)]
+        self._own_train = any(type(m).train is not nn.Module.train for m in self._mode_dependent)
         self._chain = _chain(model)
         self.constants = _constants(model)
         """Tensors of the model that nothing changes and nobody sends: buffers that are not saved with it."""
         self._spare: Model | None = None
-        self._params: Tree | None = None
-        self._buffers: Tree | None = None
+        self._bound_params: Tree | None = None
+        self._bound_buffers: Tree | None = None
         self._mode: Mode | None = None
 
-    def _within(self, kinds: tuple[type[nn.Module], ...]) -> frozenset[str]:
+    def _params_of(self, kinds: tuple[type[nn.Module], ...]) -> frozenset[str]:
         """Parameters that belong to layers of these kinds."""
         paths = [path for path, module in self._layers.items() if isinstance(module, kinds)]
         return frozenset(name for name in self._param_slots if name.rpartition(".")[0] in paths)
@@ -103,16 +112,6 @@ class Net:
     def trees(self) -> tuple[Tree, Tree]:
         """Copies of the module's parameters and buffers as they are now."""
         return _values(self._param_slots), _values(self._buffer_slots)
-
-    def _formatted(self, params: Tree) -> Tree:
-        """The parameters in the module's memory format; a convolution takes the slower way if only its input has it."""
-        if not self.channels_last:
-            return params
-        # by the strides: with one channel both formats are `contiguous`, but only one of them is the convolution's cue
-        return {
-            name: value.clone(memory_format=torch.channels_last) if value.dim() == 4 and value.stride(1) != 1 else value
-            for name, value in params.items()
-        }
 
     def working_copy(self, params: Tree) -> Tree:
         """A copy that is free to be changed, in the memory format that suits the machine."""
@@ -128,15 +127,15 @@ class Net:
         if self._spare is None:
             _bind(self._param_slots, initial["model"])
             _bind(self._buffer_slots, initial["buffers"])
-            self._params = self._buffers = None  # the next pass lays its own in
+            self._bound_params = self._bound_buffers = None  # the next pass binds its own
             self._spare = copy.deepcopy(self.module)
         # a stack of clients, all of which get the same: inside its level nothing could be drawn
-        with seeds.global_generator_restored(), temporarily_clear_interpreter_stack():
+        with seeds.preserve_global_generator(), clear_interpreter_stack():
             torch.default_generator.manual_seed(seed)
             for module in self._spare.modules():
                 if callable(reset := getattr(module, "reset_parameters", None)):
                     reset()
-        return _values(_slots(self._spare, "_parameters"))
+        return _values(_slots(self._spare, own_parameters))
 
     def __call__(
         self,
@@ -148,17 +147,19 @@ class Net:
         part: Part = "whole",
     ) -> Output:
         """A forward pass with these parameters and buffers; in mode `train` it updates `buffers` in place."""
-        if params is not self._params:
-            _bind(self._param_slots, self._formatted(params))
-            self._params = params
-        if buffers is not self._buffers:
+        # inside a transform of torch.func nothing is reformatted: `vmap` cannot do it
+        reformat = self.channels_last and current_level() is None
+        if params is not self._bound_params:
+            _bind(self._param_slots, _to_channels_last(params) if reformat else params)
+            self._bound_params = params if reformat == self.channels_last else None
+        if buffers is not self._bound_buffers:
             _bind(self._buffer_slots, buffers)
-            self._buffers = buffers
+            self._bound_buffers = buffers
         if mode == "eval_batch" and len(x) == 1:
             mode = "eval"  # one sample has no statistics of its own
         if mode != self._mode:
             self._set_mode(mode)
-        if self.channels_last and x.dim() == 4:
+        if reformat and x.dim() == 4:
             x = x.contiguous(memory_format=torch.channels_last)
         return self._pass(x, part) if not layers else self._with_layers(x, layers, part)
 
@@ -193,7 +194,7 @@ class Net:
         if self._own_train:
             self.module.train(training)
         else:
-            for module in self._moded:  # `train` would walk over all modules, twice a round
+            for module in self._mode_dependent:  # `train` would walk over all modules, twice a round
                 module.training = training
         for norm, tracking in zip(self._norms, self._tracking, strict=True):
             # in training a BatchNorm that does not track uses the batch's statistics and leaves its buffers alone
@@ -208,13 +209,22 @@ _SAME_IN_EVERY_MODE = (
 )  # fmt: skip
 
 
+def _to_channels_last(params: Tree) -> Tree:
+    """Convolutions' weights in this memory format: a convolution takes the slower way if only its input has it."""
+    # by the strides: with one channel both formats are `contiguous`, but only one of them is the convolution's cue
+    return {
+        name: value.clone(memory_format=torch.channels_last) if value.dim() == 4 and value.stride(1) != 1 else value
+        for name, value in params.items()
+    }
+
+
 def _chain(model: Model) -> list[nn.Module] | None:
     """The body's layers in their order if it is a plain sequence; None where only the module knows the way.
 
     Calling their `forward` leaves out what `nn.Module.__call__` does for hooks, a fifth of a tiny network's pass.
     """
     modules = list(model.modules())
-    hooked = any(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks for module in modules)
+    hooked = any(has_hooks(module) for module in modules)
     if type(model) is not Model or hooked or not isinstance(model.head, nn.Module):
         return None
     layers: list[nn.Module] = []
@@ -232,16 +242,17 @@ Slots = dict[str, list[tuple[dict[str, Tensor], str]]]
 """Name → every place in the module that holds this tensor: tied weights are one parameter with several places."""
 
 
-def _slots(model: nn.Module, kind: str) -> Slots:
+def _slots(model: nn.Module, held: Callable[[nn.Module], dict[str, Any]]) -> Slots:
     found: Slots = {}
     names: dict[int, str] = {}
     for path, module in model.named_modules(remove_duplicate=False):
-        for key, value in getattr(module, kind).items():
+        holder = held(module)
+        for key, value in holder.items():
             # a buffer that is not saved with the model is a constant of it, not a part of its state
-            if value is None or (kind == "_buffers" and key in module._non_persistent_buffers_set):
+            if value is None or key in unsaved_buffers(module):
                 continue
             name = names.setdefault(id(value), f"{path}.{key}" if path else key)
-            holder, places = getattr(module, kind), found.setdefault(name, [])
+            places = found.setdefault(name, [])
             if not any(other is holder and key == its_key for other, its_key in places):
                 places.append((holder, key))
     return found
@@ -249,10 +260,10 @@ def _slots(model: nn.Module, kind: str) -> Slots:
 
 def _constants(model: nn.Module) -> Tree:
     return {
-        f"{path}.{key}" if path else key: module._buffers[key]
+        f"{path}.{key}" if path else key: own_buffers(module)[key]
         for path, module in model.named_modules()
-        for key in sorted(module._non_persistent_buffers_set)
-        if module._buffers[key] is not None
+        for key in sorted(unsaved_buffers(module))
+        if own_buffers(module)[key] is not None
     }  # type: ignore[return-value]
 
 

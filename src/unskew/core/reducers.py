@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from unskew.base.torch_private import add_in_place
 from unskew.base.tree import Tree
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class mean:
     def add(self, value: Tree, reply: Reply) -> None:
         """Takes in one client's tree."""
         if value.keys() == self._sum.keys():
-            torch._foreach_add_([self._sum[name] for name in value], list(value.values()), alpha=reply.weight)
+            add_in_place([self._sum[name] for name in value], list(value.values()), alpha=reply.weight)
         else:
             self._add_some({name: tensor * reply.weight for name, tensor in value.items()}, reply.weight)
         self._weight += reply.weight
@@ -51,7 +52,7 @@ class mean:
         sums = {name: (by.to(v.dtype) @ v.reshape(len(by), -1)).view(v.shape[1:]) for name, v in value.items()}
         whole = sum(weights)
         if sums.keys() == self._sum.keys():
-            torch._foreach_add_([self._sum[name] for name in sums], list(sums.values()))
+            add_in_place([self._sum[name] for name in sums], list(sums.values()))
         else:
             self._add_some(sums, whole)
         self._weight += whole
@@ -108,7 +109,7 @@ class mean_over_all_clients(total):
 
 
 class buffers(mean):
-    """BatchNorm's statistics: floating ones by weighted mean, counters by maximum (sheet 0.1.1)."""
+    """BatchNorm's statistics: floating ones by weighted mean, counters, which have no mean, by maximum."""
 
     def __init__(self, s: ServerContext) -> None:
         super().__init__(s)

@@ -45,18 +45,17 @@ def rounds(
     method = task.method
     for number in range(first, last + 1):
         began = time.perf_counter()
-        s = task.server_context(number, task.cohort(number), server)
+        s = task.server_context(number, task.sample_cohort(number), server)
         exchange = _Exchange(task, executor, store, s, server)
         if method.survey_reducers:
             surveyed = exchange.merge("survey", method.survey_reducers)
             if exchange.present:
-                server = method.digest(exchange.seeded("digest"), server, surveyed)
-            exchange.briefed_by(server)
+                server = method.digest(exchange.seed_layers_for("digest"), server, surveyed)
+            exchange.brief_from(server)
         merged = exchange.merge("train", {"buffers": buffers, **method.reducers}, watching or {})
         waited = time.perf_counter() - began
         if exchange.used:
-            with task.part("merge"):
-                server = method.update(exchange.seeded("update"), server, merged)
+            server = method.update(exchange.seed_layers_for("update"), server, merged)
         whole = time.perf_counter() - began
         record = exchange.record() | {"lr": s.settings.lr}
         if s.record:
@@ -88,23 +87,23 @@ class _Exchange:
         self._read: set[str] = set()
         """The groups that the method's reducers read."""
 
-    def seeded(self, slot: str, client: int = -1) -> ServerContext:
-        """The server's context, for a slot whose layers draw from a stream of their own."""
+    def seed_layers_for(self, slot: str, client: int = -1) -> ServerContext:
+        """The server's context, after seeding what layers draw from in this slot."""
         seeds.seed_layers(self.task.seed, f"layers/{slot}", self.s.round, client)
         return self.s
 
-    def briefed_by(self, server: Groups) -> None:
+    def brief_from(self, server: Groups) -> None:
         """From now on messages hold the brief of the server's state after the survey."""
         self._surveyed = server
 
     def message(self, client: int) -> Groups:
         """The client's message, made when it is its turn, and its bytes; what a survey sent is not sent again."""
         method = self.task.method
-        message = method.download(self.seeded("download", client), self._before, client)
+        message = method.download(self.seed_layers_for("download", client), self._before, client)
         if self._surveyed is None:
             self._count(client, message)
             return message
-        brief = method.brief(self.seeded("brief", client), self._surveyed, client)
+        brief = method.brief(self.seed_layers_for("brief", client), self._surveyed, client)
         self._count(client, brief)
         return {**message, **brief}
 
@@ -123,7 +122,7 @@ class _Exchange:
         """Whether the client is a straggler, in runs that have some."""
         return {"straggler": self.task.straggles(client)} if self.task.stragglers else {}
 
-    def _begun(self, reducers: Reducers) -> dict[str, tuple[str, Reducer]]:
+    def _make_reducers(self, reducers: Reducers) -> dict[str, tuple[str, Reducer]]:
         return {
             name: (how[0], how[1](self.s)) if isinstance(how, tuple) else (name, how(self.s))
             for name, how in reducers.items()
@@ -131,7 +130,7 @@ class _Exchange:
 
     def merge(self, kind: Kind, reducers: Reducers, watching: Reducers | None = None) -> Groups:
         """Sends the jobs and merges the replies as they come, in the sampled order; those who watch see them too."""
-        accumulators, watchers = self._begun(reducers), self._begun(watching or {})
+        accumulators, watchers = self._make_reducers(reducers), self._make_reducers(watching or {})
         self._read = {group for group, _ in accumulators.values()}
         self.watched = {name: reducer for name, (_, reducer) in watchers.items()}
         if self._surveyed is None:
@@ -139,13 +138,11 @@ class _Exchange:
                 self.message(client)  # it was sent, though nothing comes back
         for reply in self.executor.run(self._jobs(kind)):
             began = time.perf_counter()
-            with self.task.part("merge"):
-                self._take(kind, reply, [*accumulators.values(), *watchers.values()])
+            self._take(kind, reply, [*accumulators.values(), *watchers.values()])
             self.merging += time.perf_counter() - began
         if kind == "train":
             self._note_shares([reducer for _, reducer in accumulators.values()])
-        with self.task.part("merge"):
-            return {name: reducer.result() for name, (_, reducer) in accumulators.items()}
+        return {name: reducer.result() for name, (_, reducer) in accumulators.items()}
 
     def _note_shares(self, reducers: list[Reducer]) -> None:
         """How much each client counts in the merged model: its weight, unless a reducer has its own idea."""
@@ -174,8 +171,8 @@ class _Exchange:
             self.present.remove(reply.client)
             self.rows.append(self._row(reply, used=False))
             return
-        if not self._merged_as_one(reply, accumulators):
-            whole = reply if reply.stack is None else replace(reply, groups=reply.stack.of(reply.place))
+        if not self._merge_stack(reply, accumulators):
+            whole = reply if reply.stack is None else replace(reply, groups=reply.stack.take(reply.place))
             for group, reducer in accumulators:
                 if whole.groups.get(group):
                     reducer.add(whole.groups[group], whole)
@@ -184,7 +181,7 @@ class _Exchange:
             self.store.put(reply.client, reply.state, self.s.round)
             self.rows.append(self._row(reply, used=True))
 
-    def _merged_as_one(self, reply: Reply, accumulators: list[tuple[str, Reducer]]) -> bool:
+    def _merge_stack(self, reply: Reply, accumulators: list[tuple[str, Reducer]]) -> bool:
         """Whether the reply's whole stack is merged in one go, with its first reply."""
         stack = reply.stack
         if stack is None or not stack.sound or not all(hasattr(reducer, "add_stack") for _, reducer in accumulators):

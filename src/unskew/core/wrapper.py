@@ -16,7 +16,7 @@ from unskew.core.term import Term
 from unskew.models.base import Model
 
 
-def _forwarded(name: str) -> Any:
+def _forward(name: str) -> Any:
     return property(lambda self: getattr(self.inner, name), doc=f"The inner method's `{name}`.")
 
 
@@ -33,13 +33,13 @@ class Wrapper(Method):
             raise TypeError(f"wrapper {cls.__name__} defines {sorted(dead)}, which the method inside never calls; "
                             "change the context in `prepare`, or define `train` too")  # fmt: skip
 
-    personal = _forwarded("personal")
-    frozen = _forwarded("frozen")
-    output = _forwarded("output")
-    buffer_policy = _forwarded("buffer_policy")
-    stackable = _forwarded("stackable")
-    reducers = _forwarded("reducers")
-    survey_reducers = _forwarded("survey_reducers")
+    personal = _forward("personal")
+    frozen = _forward("frozen")
+    output = _forward("output")
+    buffer_policy = _forward("buffer_policy")
+    stackable = _forward("stackable")
+    reducers = _forward("reducers")
+    survey_reducers = _forward("survey_reducers")
 
     def outer_terms(self) -> tuple[Term, ...]:
         """This wrapper's terms and those of wrappers inside it."""
@@ -137,13 +137,13 @@ class Wrapper(Method):
         """The inner method's."""
         return self.inner.shared(context, params)
 
-    def overlaid(self, c: ClientContext) -> Tree:
+    def merge_personal(self, c: ClientContext) -> Tree:
         """The inner method's."""
-        return self.inner.overlaid(c)
+        return self.inner.merge_personal(c)
 
 
-def nested(method: Method) -> Iterator[Method]:
+def walk_nested(method: Method) -> Iterator[Method]:
     """The method, the one inside it, and so on inwards."""
     yield method
     if isinstance(method, Wrapper):
-        yield from nested(method.inner)
+        yield from walk_nested(method.inner)

@@ -129,7 +129,7 @@ class Look:
         """The global model."""
         self.require_global_model()
         s = self.task.server_context(self.round, server=self.server)
-        return self.task.device.there(self.task.method.publish(s, self.server))
+        return self.task.device.to_device(self.task.method.publish(s, self.server))
 
     @cached_property
     def context(self) -> ClientContext:

@@ -39,7 +39,7 @@ class Recorder:
         tested = final or number % self._every == 0
         earlier = [rows[before] for before in sorted(rows) if before < number]
         look = Look(self.task, done.server, number, final, tested, row, done.clients, earlier, done.watched)
-        with self.task.part("evaluation"), seeds.global_generator_restored():
+        with seeds.preserve_global_generator():
             row["measures"] = self._figures(look)
         row["seconds"]["measure"] = time.perf_counter() - began
 

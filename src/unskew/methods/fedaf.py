@@ -183,7 +183,7 @@ class FedAF(Condensing):
         """w' = gamma w + (1 - gamma) w~, from the received w in every step."""
         if self.gamma == 1:
             return params
-        fresh = c.fresh(seeds.number(c.seed, f"condense/fresh/{c.diagnostics.steps}", c.round, c.client))
+        fresh = c.fresh(seeds.derive(c.seed, f"condense/fresh/{c.diagnostics.steps}", c.round, c.client))
         return tree.add_scaled(tree.scale(params, self.gamma), fresh, 1 - self.gamma)
 
     def matching(self, c: ClientContext, real: Output, made: Output) -> Tensor:

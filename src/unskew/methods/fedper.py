@@ -60,8 +60,8 @@ class FedPer(Method):
     def personalise(self, c: ClientContext) -> Tree:
         """The newest body with the client's own head, or its last whole model."""
         if self.evaluate == "received":
-            return self.overlaid(c)
-        return _chosen(c, c.state["personal"], self.overlaid(c))
+            return self.merge_personal(c)
+        return _chosen(c, c.state["personal"], self.merge_personal(c))
 
     def predict(self, c: ClientContext, params: Tree, x: Tensor) -> Tensor:
         """Logits; the client's last whole model goes with the statistics it had."""
@@ -73,8 +73,8 @@ class FedPer(Method):
         """The part that the division lets travel."""
         return self.division.shared(context, params)
 
-    def overlaid(self, c: ClientContext) -> Tree:
-        """The received part, completed by the client's own."""
+    def merge_personal(self, c: ClientContext) -> Tree:
+        """The received part together with the client's own."""
         return joined(c.message["model"], c.state.get("personal") or c.initial["model"], c.names.params)
 
     @property

@@ -10,6 +10,7 @@ from unskew.base import seeds
 from unskew.core.device import Device
 from unskew.core.jobs import Executor
 from unskew.core.net import Net
+from unskew.core.profile import ProfiledExecutor
 from unskew.core.task import Task
 from unskew.data.dataset import Dataset
 from unskew.data.federation import Federation, hold_out_validation, pool_train_and_test
@@ -35,7 +36,7 @@ def prepare_data(
 
 def split_seed(config: Run) -> int:
     """The seed of the partition: its own if given, else from the run's."""
-    return config.split_seed if config.split_seed is not None else seeds.number(config.seed, "split") % 2**32
+    return config.split_seed if config.split_seed is not None else seeds.derive(config.seed, "split") % 2**32
 
 
 def cut(config: Run, data: Dataset) -> Partition:
@@ -48,9 +49,9 @@ def cut(config: Run, data: Dataset) -> Partition:
 def make_task(config: Run, data: Dataset, partition: Partition) -> Task:
     """Everything about the run that stays the same from round to round."""
     build = model_builder(config, data)
-    device = Device.named(config.execution.device, config.execution.precision)
+    device = Device.from_name(config.execution.device, config.execution.precision)
     net = Net(build().to(device.kind), config.execution.memory_format == "channels_last")
-    params, buffers = (device.back({"all": tree})["all"] for tree in net.trees())
+    params, buffers = (device.to_cpu({"all": tree})["all"] for tree in net.trees())
     method, evaluation = config.method, config.evaluation
     task = Task(
         method=method,
@@ -89,7 +90,7 @@ def model_builder(config: Run, data: Dataset) -> Callable[[], Model]:
     """Makes the run's initial model; its weights depend on the seed alone."""
 
     def build() -> Model:
-        with seeds.global_generator_restored():
+        with seeds.preserve_global_generator():
             seeds.seed_layers(config.seed, "model")
             model = config.resolved(data).model
             assert model is not None
@@ -100,6 +101,11 @@ def model_builder(config: Run, data: Dataset) -> Callable[[], Model]:
 
 def make_executor(config: Run, task: Task) -> Executor:
     """Who does the clients' work."""
+    executor, part = _executor(config, task), "waiting" if config.execution.executor == "pool" else "rest"
+    return ProfiledExecutor(executor, task.profile, part) if task.profile else executor
+
+
+def _executor(config: Run, task: Task) -> Executor:
     if config.execution.executor == "pool":
         return Pool(task, _workers(config, task), config.execution.retries)
     if config.execution.executor == "stacked":

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from unskew.base import seeds, storage, tree
 from unskew.base.cache import cache_dir
-from unskew.base.process import steady
+from unskew.base.process import prepare_process
 from unskew.base.registry import construct
 from unskew.core.jobs import Executor, Job
 from unskew.core.method import methods
@@ -204,8 +204,8 @@ def _short(task: Task) -> Task:
 
 def _jobs(task: Task, count: int) -> list[Job]:
     """Jobs of the first round's first clients."""
-    cohort = task.cohort(1)
-    with seeds.global_generator_restored():
+    cohort = task.sample_cohort(1)
+    with seeds.preserve_global_generator():
         server = task.method.init(task.server_context(0))
         s = task.server_context(1, cohort, server)
         return [Job("train", 1, k, task.method.download(s, server, k)) for k in cohort[:count]]
@@ -214,7 +214,7 @@ def _jobs(task: Task, count: int) -> list[Job]:
 def _interleaved(ways: dict[str, Callable[[], None]], repeats: int = 5, budget: float = 2.0) -> dict[str, float]:
     """Median seconds of each, taken in turns; whatever is slow is repeated less often."""
     times: dict[str, list[float]] = {name: [] for name in ways}
-    with steady(threads=1):
+    with prepare_process(threads=1):
         for work in ways.values():
             work()  # the first time pays for buffers and kernels
         for _ in range(repeats):

@@ -77,7 +77,7 @@ class _OtherRun(InputError):
 def _read(path: Path, run_hash: str) -> Checkpoint:
     """The checkpoint, if it and all the states it names are whole."""
     data = storage.read_certified(path)
-    notes = storage.notes(data)
+    notes = storage.read_notes(data)
     if notes["run"] != run_hash:
         raise _OtherRun(f"{path} belongs to run {notes['run']}, but run.toml gives {run_hash}; restore run.toml")
     if notes.get("format") != _FORMAT:

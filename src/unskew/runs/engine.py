@@ -15,11 +15,11 @@ import torch
 
 from unskew.base import storage
 from unskew.base.errors import ClientError, InputError
-from unskew.base.process import steady
+from unskew.base.process import prepare_process
 from unskew.base.registry import construct
 from unskew.base.tree import Groups
 from unskew.core.jobs import Executor
-from unskew.core.profile import Profile
+from unskew.core.profile import Profile, charge_each, open_part
 from unskew.core.round_loop import Round, rounds
 from unskew.core.task import Task
 from unskew.data.dataset import Dataset
@@ -148,10 +148,10 @@ class _Play:
 
     def play(self) -> Result:
         lock = self.folder.locked() if self.folder else nullcontext()
-        with lock, steady(self.config.execution.threads), self.task.device.tf32_set():
+        with lock, prepare_process(self.config.execution.threads), self.task.device.set_tf32():
             executor = make_executor(self.config, self.task)
             try:
-                with self.task.part("rest"):
+                with open_part(self.task.profile, "rest"):
                     server = self._play(executor)
                     return self._finish(server)
             finally:
@@ -166,7 +166,8 @@ class _Play:
         last = self.config.rounds
         current = Round(done, server, {})
         try:
-            for current in rounds(self.task, executor, self.store, server, done + 1, last, self.recorder.reducers):
+            played = rounds(self.task, executor, self.store, server, done + 1, last, self.recorder.reducers)
+            for current in charge_each(self.task.profile, "server", played):
                 self._record(current, executor)
                 if current.number == last or self._due(current.number):
                     self._save(current)
@@ -205,11 +206,11 @@ class _Play:
     def _record(self, done: Round, executor: Executor) -> None:
         row = done.record
         began = time.perf_counter()
-        with self.task.part("evaluation"):
+        with open_part(self.task.profile, "evaluation"):
             figures, client_rows = self._evaluate(done, executor)
-        row |= figures
-        row.setdefault("seconds", {})["evaluate"] = time.perf_counter() - began
-        self.recorder.record(done, self.rows)
+            row |= figures
+            row.setdefault("seconds", {})["evaluate"] = time.perf_counter() - began
+            self.recorder.record(done, self.rows)
         self._warn(row)
         if self.folder:
             if not _same(self.known.get(done.number), row):
@@ -279,7 +280,7 @@ class _Play:
         if self.folder:
             about = {"run": self.config.hash, "method": str(self.config.method), "model": str(self.config.model)}
             constants = self.task.net.constants  # without them the parameters are not the whole model
-            whole = {**published, "constants": self.task.device.back({"": constants})[""]} if constants else published
+            whole = {**published, "constants": self.task.device.to_cpu({"": constants})[""]} if constants else published
             self.folder.write_model(storage.encode(whole, about))
             self.folder.write_summary(summary)
         path = self.folder.path if self.folder else None

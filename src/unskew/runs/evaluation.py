@@ -49,7 +49,7 @@ def evaluate_clients(
     `known` are the global model's scores on the common test set: where every client uses that model on samples of
     that set, nothing needs to be computed again.
     """
-    chosen = sorted(seeds.cohort(task.seed, 0, task.num_clients, min(limit, task.num_clients)))
+    chosen = sorted(seeds.sample_cohort(task.seed, 0, task.num_clients, min(limit, task.num_clients)))
     same_model = task.method.output == "global" and task.buffer_policy != "local"
     if known is not None and same_model and task.federation.local_tests == "proportional":
         scores = _looked_up(task, known, chosen)

@@ -101,7 +101,7 @@ class Execution(Component):
                 f"executor 'pool' runs one thread in each worker, got execution.threads = {self.threads}; "
                 "set it to 1 and take more workers, or use executor 'serial'"
             )
-        device = Device.named(self.device)
+        device = Device.from_name(self.device)
         if self.executor == "pool" and not device.is_cpu:
             raise InputError("executor 'pool' works on the CPU; on a GPU use stacked or serial (--executor stacked)")
         if self.compile and self.executor != "stacked":

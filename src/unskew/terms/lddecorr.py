@@ -9,6 +9,7 @@ from torch import Tensor
 
 from unskew.base.batch import Batch, Output
 from unskew.base.registry import param
+from unskew.base.torch_private import is_batched
 from unskew.base.tree import Tree
 from unskew.core.context import ClientContext
 from unskew.core.term import Term, terms
@@ -64,7 +65,7 @@ def _factorise(gram: Tensor, jitter: float) -> tuple[Tensor, Tensor, Tensor, Ten
 
     First as it comes, then in float64, then with ten times the jitter, up to 1e-2.
     """
-    stacked = torch._C._functorch.is_batchedtensor(gram)
+    stacked = is_batched(gram)
     inverse, log_det = torch.zeros_like(gram), gram.new_zeros(())
     used, done = torch.full_like(log_det, jitter), torch.zeros_like(log_det, dtype=torch.bool)
     for dtype, trial in _attempts(gram.dtype, jitter):

@@ -155,7 +155,7 @@ class _SkewedDraws(_Draws):
     def hold(self, client: int) -> Ints:
         """The client's draw: no sample twice."""
         # RandomState's draws are frozen for good, unlike those of numpy's Generator; Philox needs no long seeding
-        rng = RandomState(Philox(key=seeds.number(self._seed, "virtual", client=client)))
+        rng = RandomState(Philox(key=seeds.derive(self._seed, "virtual", client=client)))
         counts = self._counts(rng)
         drawn = [
             self._by_class[label][_distinct(int(self._room[label]), int(counts[label]), rng)]

@@ -70,7 +70,7 @@ def choose_clients(partition: Partition) -> Ints:
     """All clients or, of more than a table can hold, a fixed random choice in rising order."""
     if len(partition) <= MATRIX_CLIENTS:
         return np.arange(len(partition))
-    return np.array(sorted(seeds.cohort(0, 0, len(partition), CHOSEN_CLIENTS)))
+    return np.array(sorted(seeds.sample_cohort(0, 0, len(partition), CHOSEN_CLIENTS)))
 
 
 def label_counts(partition: Partition, labels: ArrayLike, classes: int, clients: Ints | None = None) -> Ints:

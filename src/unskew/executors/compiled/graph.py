@@ -1,7 +1,7 @@
 """From the slots of a local step to a compiled graph.
 
 The step is traced once with real tensors (`make_fx`): slots may be any Python, and what they read from the context is
-recognised as an input of the graph by its identity. The graph goes to torch.compile's backend (`torch._inductor`).
+recognised as an input of the graph by its identity. The graph goes to torch.compile's backend.
 What could differ at the next step without being an input (a random draw, a tensor that a slot made for itself, the
 round as a number) is refused when the graph is traced; the stack then takes its steps uncompiled, and says so.
 """
@@ -16,10 +16,10 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch._C import _functorch
 from torch.fx import GraphModule
 
 from unskew.base.errors import one_line
+from unskew.base.torch_private import get_unwrapped, is_batched
 from unskew.base.tree import Tree
 from unskew.core.context import LocalGradient
 from unskew.executors.stacked.context import StackedContext
@@ -80,7 +80,7 @@ class Compiler:
     def refuse(self, key: Any, error: Exception) -> None:
         """Remembers that this step runs uncompiled."""
         self.graphs[key] = None
-        log.warning("the local step is not compiled (%s: %s); stacked clients go on without", type(error).__name__,
+        log.warning("the local step is not compiled (%s: %s); stacked clients continue without", type(error).__name__,
                     one_line(error))  # fmt: skip
 
     def check_due(self, key: Any) -> bool:
@@ -126,23 +126,23 @@ def prune(graph: GraphModule, names: list[Path]) -> list[Path]:
 
 
 @contextmanager
-def unchanged(lanes: Lanes, buffers: Tree) -> Iterator[None]:
-    """Puts BatchNorm's statistics back: tracing a step is not taking it."""
-    before = {name: below(value).clone() for name, value in buffers.items()}
+def restore_buffers(lanes: Lanes, buffers: Tree) -> Iterator[None]:
+    """Restores BatchNorm's statistics afterwards: tracing a step is not taking it."""
+    before = {name: unwrap_if_batched(value).clone() for name, value in buffers.items()}
     mask, active, sizes = lanes.mask, lanes.active, lanes.sizes
     try:
         yield
     finally:
         lanes.mask, lanes.active, lanes.sizes = mask, active, sizes
-        with lanes.left():
+        with lanes.leave():
             for name, value in before.items():
-                below(buffers[name]).copy_(value)
+                unwrap_if_batched(buffers[name]).copy_(value)
 
 
-def form_of(c: CompiledContext) -> tuple[bool, ...]:
+def list_batched(c: CompiledContext) -> tuple[bool, ...]:
     """Which tensors of message and state are one for all clients: in a first visit others than later."""
     groups = (*c.message.values(), *c.state.values())
-    return tuple(_functorch.is_batchedtensor(value) for tree in groups for value in tree.values())
+    return tuple(is_batched(value) for tree in groups for value in tree.values())
 
 
 def fingerprint(gradient: LocalGradient) -> tuple[Any, Any]:
@@ -152,7 +152,7 @@ def fingerprint(gradient: LocalGradient) -> tuple[Any, Any]:
     return function.__code__, tuple(repr(cell) for cell in cells if isinstance(cell, (int, float, str, bool, tuple)))
 
 
-def below(value: Tensor | None) -> Tensor:
+def unwrap_if_batched(value: Tensor | None) -> Tensor:
     """The tensor under a batched one; any other as it is."""
     assert value is not None
-    return _functorch.get_unwrapped(value) if _functorch.is_batchedtensor(value) else value
+    return get_unwrapped(value) if is_batched(value) else value

@@ -1,4 +1,4 @@
-"""Local steps of a stack of clients as compiled graphs; `executors/tracing.py` says how slots become one."""
+"""Local steps of a stack of clients as compiled graphs; graph.py says how slots become one."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from unskew.base.batch import Batch
+from unskew.base.torch_private import compile_graph
 from unskew.base.tree import Groups, Tree
 from unskew.core import local_loop
 from unskew.core.context import Context, LocalGradient
 from unskew.executors.compiled.graph import (
-    Compiled,
     CompiledContext,
     Compiler,
     Graph,
     Notes,
     Path,
-    below,
     fingerprint,
-    form_of,
+    list_batched,
     prune,
-    unchanged,
+    restore_buffers,
+    unwrap_if_batched,
 )
 from unskew.executors.stacked.lanes import LaneDiagnostics, Lanes, NotStackable
 
@@ -55,7 +55,7 @@ class CompiledLanes(Lanes):
     def descend(self, c: Context, params: Tree, gradient: LocalGradient, batches: Iterable[Batch]) -> Tree:
         """The same as uncompiled, up to rounding."""
         assert isinstance(c, CompiledContext)
-        with self.own_steps():
+        with self.restore_step():
             return self._descend(c, params, gradient, batches)
 
     def _descend(self, c: CompiledContext, params: Tree, gradient: LocalGradient, batches: Iterable[Batch]) -> Tree:
@@ -67,36 +67,36 @@ class CompiledLanes(Lanes):
             c.settings.momentum,
             c.settings.weight_decay,
             self.count,
-            form_of(c),
+            list_batched(c),
             bool(c.before_step or c.observers),
         )
         pending = iter(batches)
         velocity: Tree | None = None
         current = {name: value.detach() for name, value in params.items()}
-        while block := self._pulled(pending):
+        while block := self._pull(pending):
             graph = self._graph((*key, len(block)), c, current, gradient, block, first=velocity is None)
             if graph is None:
-                rest = self._again(block, pending)
-                return self.descend_on(c, current, gradient, rest, local_loop.Velocity(velocity))
+                rest = self._replay(block, pending)
+                return self.continue_descent(c, current, gradient, rest, local_loop.Velocity(velocity))
             run = _Running(self, graph, c, current, velocity)
             run.steps(block, cast("LaneDiagnostics", c.diagnostics))
             current.update((name, self.wrap(value)) for name, value in run.weights.items())
             velocity = run.velocity
         return current
 
-    def _pulled(self, batches: Iterator[Batch]) -> list[Pulled]:
+    def _pull(self, batches: Iterator[Batch]) -> list[Pulled]:
         """The next steps, as many as one graph takes; each with who is active in it."""
         return [Pulled(batch, self.active, self.sizes) for batch in itertools.islice(batches, UNROLL)]
 
-    def _again(self, block: list[Pulled], rest: Iterator[Batch]) -> Iterator[Batch]:
-        """Steps that were pulled ahead, one after the other as the current one, then the others."""
+    def _replay(self, block: list[Pulled], rest: Iterator[Batch]) -> Iterator[Batch]:
+        """The steps that were pulled ahead, each made current in its turn, then the rest."""
         for step in block:
             self.make_current(step)
             yield step.batch
         yield from rest
 
     def make_current(self, step: Pulled) -> None:
-        """What BatchNorm and diagnostics look at is this step's again."""
+        """Makes this the step that BatchNorm and diagnostics look at."""
         self.mask, self.active, self.sizes = step.batch.mask, step.active, step.sizes
 
     # ------------------------------------------------------------------------------------ the graph
@@ -110,7 +110,7 @@ class CompiledLanes(Lanes):
                 if c.before_step or c.observers:
                     raise NotStackable("a wrapper or a measure watches every step")
                 self._compiler.check_number(key[0])
-                graphs[key] = self._traced(c, params, gradient, block)
+                graphs[key] = self._trace(c, params, gradient, block)
             except Exception as error:  # whatever tracing or a compiler cannot do
                 self._compiler.refuse(key, error)
         graph = graphs[key]
@@ -125,19 +125,19 @@ class CompiledLanes(Lanes):
     ) -> bool:
         """Whether graph and slots make the same steps from here, up to rounding."""
         apart = replace(c, diagnostics=LaneDiagnostics(self))
-        with unchanged(self, c.buffers):
-            plain = super().descend(apart, params, gradient, self._again(block, iter(())))
+        with restore_buffers(self, c.buffers):
+            plain = super().descend(apart, params, gradient, self._replay(block, iter(())))
             slots = {name: self.unwrap(plain[name]) for name in graph.moved}
         run = _Running(self, graph, c, params, None)
         start = dict(run.weights)
-        with unchanged(self, c.buffers):
+        with restore_buffers(self, c.buffers):
             run.steps(block, LaneDiagnostics(self))
-        with self.left():
+        with self.leave():
             moved = sum(float((slots[name] - start[name]).square().sum()) for name in graph.moved)
             apart_by = sum(float((slots[name] - run.weights[name]).square().sum()) for name in graph.moved)
         return apart_by <= 1e-4 * moved
 
-    def _traced(self, c: CompiledContext, params: Tree, gradient: LocalGradient, block: list[Pulled]) -> Graph:
+    def _trace(self, c: CompiledContext, params: Tree, gradient: LocalGradient, block: list[Pulled]) -> Graph:
         # in the first round the initial model is the message itself; later it is not, so the graph must not mix them
         initial = {name: {key: value.clone() for key, value in tree.items()} for name, tree in c.initial.items()}
         c = replace(c, initial=initial)
@@ -145,7 +145,7 @@ class CompiledLanes(Lanes):
         # clones: a tensor that serves several steps today (who is active, say) is several tensors tomorrow
         own = {name: value.clone() for name, value in {**self.numbers(c), **self.batch_inputs(block)}.items()}
         changing = {"weights": weights, "velocity": velocity, "batch": own}
-        named: dict[Path, Tensor] = self._known(c)
+        named: dict[Path, Tensor] = self._find_known(c)
         named.update({(kind, key): value for kind, tree in changing.items() for key, value in tree.items()})
         found: dict[str, list[str]] = {}
 
@@ -158,11 +158,11 @@ class CompiledLanes(Lanes):
             noted = [value for each in notes for value in each.values()]
             return [*new_weights.values(), *(new_velocity[name] for name in new_weights if new_velocity), *noted]
 
-        with unchanged(self, c.buffers), self.left(), torch.no_grad():
+        with restore_buffers(self, c.buffers), self.leave(), torch.no_grad():
             graph = make_fx(traced)(list(named.values()))
             takes = prune(graph, list(named))
-            run = torch._inductor.compile(graph, [named[path] for path in takes])
-        return Graph(cast("Compiled", run), takes, found["moved"], found["notes"], len(block))
+            run = compile_graph(graph, [named[path] for path in takes])
+        return Graph(run, takes, found["moved"], found["notes"], len(block))
 
     def _steps(
         self, c: CompiledContext, params: Tree, gradient: LocalGradient, given: dict[Path, Tensor], count: int
@@ -213,8 +213,7 @@ class CompiledLanes(Lanes):
         """The steps' own tensors."""
         found: dict[str, Tensor] = {}
         for number, (batch, active, _) in enumerate(block):
-            found[f"{number}/x"], found[f"{number}/y"] = below(batch.x), below(batch.y)
-            found[f"{number}/positions"], found[f"{number}/mask"] = below(batch.positions), below(batch.mask)
+            found.update((f"{number}/{name}", unwrap_if_batched(value)) for name, value in batch._asdict().items())
             found[f"{number}/active"] = self._everyone if active is None else active
         return found
 
@@ -223,7 +222,7 @@ class CompiledLanes(Lanes):
         device = self.device
         return {"lr": torch.tensor(c.settings.lr, device=device), "round": torch.tensor(float(c.round), device=device)}
 
-    def _known(self, c: CompiledContext) -> dict[Path, Tensor]:
+    def _find_known(self, c: CompiledContext) -> dict[Path, Tensor]:
         """Every tensor that a slot may read from the context, by its path; each tensor once."""
         found: dict[Path, Tensor] = {("counts",): c.stack.counts, ("lengths",): c.stack.sizes}
         seen: set[int] = set()
@@ -232,9 +231,9 @@ class CompiledLanes(Lanes):
             groups: Groups = {"": value} if field in _FLAT else value
             for group, tree in groups.items():
                 for name, tensor in tree.items():
-                    if id(below(tensor)) not in seen:
-                        seen.add(id(below(tensor)))
-                        found[field, group, name] = below(tensor)
+                    if id(unwrap_if_batched(tensor)) not in seen:
+                        seen.add(id(unwrap_if_batched(tensor)))
+                        found[field, group, name] = unwrap_if_batched(tensor)
         return found
 
 
@@ -256,8 +255,8 @@ class _Running:
         """Takes the steps; weights and velocity are those after them."""
         graph, lanes = self._graph, self._lanes
         changing = {**lanes.numbers(self._c), **lanes.batch_inputs(block)}
-        inputs = [_found(self._c, self._params, self, changing, lanes, path) for path in graph.takes]
-        with lanes.left():
+        inputs = [_find_input(self._c, self._params, self, changing, lanes, path) for path in graph.takes]
+        with lanes.leave():
             out = graph.run(*inputs)
         count = len(graph.moved)
         self.weights = dict(zip(graph.moved, out[:count], strict=True))
@@ -271,7 +270,7 @@ class _Running:
                 diagnostics.add(name, next(noted))
 
 
-def _found(c: CompiledContext, params: Tree, run: _Running, changing: Tree, lanes: Lanes, path: Path) -> Tensor:
+def _find_input(c: CompiledContext, params: Tree, run: _Running, changing: Tree, lanes: Lanes, path: Path) -> Tensor:
     """The graph's input under this path."""
     kind, *rest = path
     if kind == "batch":
@@ -284,7 +283,7 @@ def _found(c: CompiledContext, params: Tree, run: _Running, changing: Tree, lane
     if kind in ("counts", "lengths"):
         return c.stack.counts if kind == "counts" else c.stack.sizes
     value: Any = getattr(c, kind)
-    return below(value[rest[1]] if kind in _FLAT else value[rest[0]][rest[1]])
+    return unwrap_if_batched(value[rest[1]] if kind in _FLAT else value[rest[0]][rest[1]])
 
 
 def _tree(given: dict[Path, Tensor], kind: str) -> Tree:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from unskew.base.errors import ClientError, InputError
 from unskew.core.jobs import Job, Reply
 from unskew.core.task import Task
-from unskew.executors.pool.shared_memory import Arena
+from unskew.executors.pool.shared_memory import SharedTensors
 from unskew.executors.pool.window import Window
 from unskew.executors.pool.worker import STILL_AT_WORK, Worker
 
@@ -34,8 +34,8 @@ class Pool:
         if not hasattr(os, "fork"):
             raise InputError("executor 'pool' needs a system that can fork (Linux, macOS); use --executor serial")
         self._task, self._retries = task, retries
-        self._shared = Arena()
-        self._workers = [Worker(number, self._shared) for number in range(workers)]
+        self._shared_inputs = SharedTensors()
+        self._workers = [Worker(number, self._shared_inputs) for number in range(workers)]
         try:
             for worker in self._workers:
                 self._start(worker)
@@ -45,20 +45,17 @@ class Pool:
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Reply]:
         """A reply for each job, in order; replies that come early wait their turn."""
-        self._settle()
-        # far enough ahead to see a usual cohort whole; what that can cost in memory is said there
+        self._drain()
+        # far enough ahead to see a usual cohort whole; `Window` says what that can cost in memory
         window = Window(jobs, max(16, 4 * len(self._workers)))
         while not window.finished:
             for worker in self._workers:
                 if worker.job is None and (picked := window.pick()) is not None:
-                    with self._task.part("transfer"):
-                        worker.give(*picked, window.shared)
-            with self._task.part("waiting"):
-                answering = self._answering(0 if window.ready else None)
-            for worker in answering:
+                    worker.give(*picked, window.is_shared)
+            for worker in self._wait_for_replies(0 if window.ready else None):
                 self._collect(worker, window)
             if window.ready:
-                yield window.due()
+                yield window.pop_due()
 
     def close(self) -> None:
         """Ends the workers; nothing of them is left."""
@@ -69,23 +66,23 @@ class Pool:
             worker.end()
             worker.close()
         if self._workers:
-            self._shared.close()
+            self._shared_inputs.close()
         self._workers.clear()
 
     def _start(self, worker: Worker) -> None:
         worker.start(self._task, [w.pipe for w in self._workers if w is not worker and w.pipe is not None])
 
-    def _settle(self) -> None:
-        """Takes what workers still send for a run that ended early: it must not answer the next one's jobs."""
+    def _drain(self) -> None:
+        """Reads what workers still send for jobs whose replies nobody took: they must not answer the next ones."""
         for worker in self._workers:
             if worker.job is not None:
                 with contextlib.suppress(ClientError, InputError):
                     while worker.receive() is STILL_AT_WORK:
                         pass
                 worker.job = None
-        self._shared.clear()
+        self._shared_inputs.clear()
 
-    def _answering(self, timeout: float | None) -> list[Worker]:
+    def _wait_for_replies(self, timeout: float | None) -> list[Worker]:
         """Workers whose reply, or whose end, can be read now; waits for one without using the processor."""
         busy = {worker.handle: worker for worker in self._workers if worker.job is not None}
         poll = select.poll()  # multiprocessing's `wait` does the same in three times the time
@@ -96,20 +93,17 @@ class Pool:
     def _collect(self, worker: Worker, window: Window) -> None:
         assert worker.job is not None
         index, job = worker.index, worker.job
-        with self._task.part("transfer"):
-            reply = worker.receive()
+        reply = worker.receive()
         if reply is STILL_AT_WORK:
             return
-        if reply is not None and self._task.profile:
-            self._task.profile.add(reply.profile)
         if reply is None:
             self._replace(worker, job)
         else:
-            window.done(index, job, reply)
+            window.take(index, job, reply)
 
     def _replace(self, worker: Worker, job: Job) -> None:
-        """A new process in a dead one's place, for the same job: what it was sent lies ready still."""
-        how = worker.bury()
+        """A new process in a dead one's place, for the same job: what it was sent is still there."""
+        how = worker.clean_up_dead()
         worker.deaths += 1
         if worker.deaths > self._retries:
             times = f" ({worker.deaths} times now)" if worker.deaths > 1 else ""

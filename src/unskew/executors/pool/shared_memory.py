@@ -14,7 +14,7 @@ from torch import Tensor
 from unskew.base.tree import Groups
 
 Place = Sequence[Any]
-"""Where a tensor lies: (type, shape, strides, offset in bytes); plain values that JSON carries."""
+"""Where a tensor is: (type, shape, strides, offset in bytes); plain values that JSON carries."""
 Layout = dict[str, dict[str, Place]]
 
 A = TypeVar("A")
@@ -23,8 +23,8 @@ B = TypeVar("B")
 _ALIGN = 64  # equal alignment everywhere, so that vectorised sums round alike in every process
 
 
-class Arena:
-    """A growing anonymous file, created before the processes part; one side writes, the others read."""
+class SharedTensors:
+    """A growing anonymous file, created before the fork; one side writes tensors, the others read them."""
 
     def __init__(self) -> None:
         # no name on any file system: nothing is left behind, however the processes end
@@ -38,7 +38,7 @@ class Arena:
         self._known: dict[int, tuple[Tensor, Place]] = {}
 
     def close(self) -> None:
-        """Gives the memory back, once no view looks into it any more."""
+        """Frees the memory, once no view into it is left."""
         self.clear()
         self._block = _Block(torch.empty(0, dtype=torch.uint8))
         os.close(self._file)
@@ -57,7 +57,7 @@ class Arena:
         return self._end
 
     def put(self, value: Tensor) -> Place:
-        """Copies a tensor in, once however often it is put, and tells where it lies."""
+        """Copies a tensor in, once however often it is put, and gives its place."""
         known = self._known.get(id(value))
         if known is not None:
             return known[1]
@@ -70,9 +70,9 @@ class Arena:
         return place
 
     def write(self, groups: Groups) -> Layout:
-        """Copies groups in, one tensor behind the other, apart from whatever was written before; holds none of them."""
+        """Copies groups in, one tensor behind the other, behind what was written before; keeps no reference to them."""
         self._known.clear()
-        layout = mapped(self.put, groups)
+        layout = map_groups(self.put, groups)
         self._known.clear()
         return layout
 
@@ -82,14 +82,14 @@ class Arena:
         return self._block.view(place)
 
     def copy(self, layout: Layout) -> Groups:
-        """A copy of groups that were written together: one block of memory, however many tensors lie in it."""
+        """A copy of groups that were written together: one block of memory for all their tensors."""
         places = [place for tree in layout.values() for place in tree.values()]
         if not places:
             return {group: {} for group in layout}
         start, end = min(place[3] for place in places), max(map(_end_of, places))
         self._map(end)
         block = _Block(self._block.raw[start:end].clone())
-        return mapped(lambda place: block.view(place, start), layout)
+        return map_groups(lambda place: block.view(place, start), layout)
 
     def _reserve(self, size: int) -> None:
         if size > self._block.size and size > os.fstat(self._file).st_size:
@@ -103,12 +103,12 @@ class Arena:
 
     def _map(self, size: int) -> None:
         if self._block.size < size:
-            # the old map lives as long as tensors that look into it
+            # the old map lives as long as tensors that use it
             memory = mmap.mmap(self._file, os.fstat(self._file).st_size)
             self._block = _Block(torch.frombuffer(memory, dtype=torch.uint8))
 
 
-def mapped(change: Callable[[A], B], groups: Mapping[str, Mapping[str, A]]) -> dict[str, dict[str, B]]:
+def map_groups(change: Callable[[A], B], groups: Mapping[str, Mapping[str, A]]) -> dict[str, dict[str, B]]:
     """The groups with every entry changed: tensors to their places, places to their tensors."""
     return {group: {name: change(entry) for name, entry in tree.items()} for group, tree in groups.items()}
 
@@ -121,7 +121,7 @@ class _Block:
         self._typed: dict[str, Tensor] = {}
 
     def view(self, place: Place, start: int = 0) -> Tensor:
-        """The tensor at a place; the block begins `start` bytes behind the arena's beginning."""
+        """The tensor at a place; the block begins `start` bytes behind the beginning of the memory."""
         kind, shape, strides, offset = place[:4]
         flat = self._typed.get(kind)
         if flat is None:

@@ -1,4 +1,4 @@
-"""Which job is handed out next, and which reply is due: longest first, merged in order, within bounds."""
+"""Which job is handed out next and which reply is due: the longest job first, replies in order, few held at once."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Window:
             index = max(self._waiting, key=lambda place: (self._waiting[place].size, -place))
         return index, self._waiting.pop(index)
 
-    def done(self, index: int, job: Job, reply: Reply) -> None:
+    def take(self, index: int, job: Job, reply: Reply) -> None:
         """Takes a job's reply."""
         self._replies[index] = reply
         for key in _tensors(job):
@@ -54,13 +54,13 @@ class Window:
             if not self._users[key]:
                 del self._users[key]  # the tensor may go, and its id be used again
 
-    def due(self) -> Reply:
+    def pop_due(self) -> Reply:
         """The reply whose turn it is; it must be `ready`."""
         reply = self._replies.pop(self._merged)
         self._merged += 1
         return reply
 
-    def shared(self, value: Tensor) -> bool:
+    def is_shared(self, value: Tensor) -> bool:
         """Whether several jobs in the window are sent this tensor."""
         return self._users.get(id(value), 0) > 1
 

@@ -29,7 +29,7 @@ from unskew.base.process import keep_freed_memory
 from unskew.base.tree import Groups
 from unskew.core.jobs import Job, Reply
 from unskew.core.task import Task
-from unskew.executors.pool.shared_memory import Arena, Layout, mapped
+from unskew.executors.pool.shared_memory import Layout, SharedTensors, map_groups
 
 STILL_AT_WORK = Reply(client=-1)
 
@@ -39,11 +39,11 @@ class Worker:
     """The parent's end: hands over one job at a time and takes its reply."""
 
     number: int
-    shared: Arena
+    shared_inputs: SharedTensors
     """What several jobs are sent; one for all workers."""
-    letters: Arena = field(default_factory=Arena)
-    """What only this worker's job is sent."""
-    replies: Arena = field(default_factory=Arena)
+    inputs: SharedTensors = field(default_factory=SharedTensors)
+    """What this worker's job alone is sent."""
+    replies: SharedTensors = field(default_factory=SharedTensors)
     process: BaseProcess | None = None
     pipe: Connection | None = None
     index: int = -1
@@ -55,7 +55,7 @@ class Worker:
 
     @property
     def handle(self) -> int:
-        """The file that can be read when the reply is there, or when the process is not."""
+        """The file that can be read once the reply is there or the process has died."""
         assert self.pipe is not None
         return self.pipe.fileno()
 
@@ -63,9 +63,9 @@ class Worker:
         """Forks the process, at the beginning or in a dead one's place; `others` are the parent's other pipes."""
         context = multiprocessing.get_context("fork")
         self.pipe, theirs = context.Pipe()
-        arguments = (task, theirs, [*others, self.pipe], (self.shared, self.letters), self.replies, os.getpid())
+        arguments = (task, theirs, [*others, self.pipe], (self.shared_inputs, self.inputs), self.replies, os.getpid())
         process = context.Process(target=_serve, args=arguments, daemon=True, name=f"unskew-{self.number}")
-        with theirs, warnings.catch_warnings(), _ctrl_c_held_back():
+        with theirs, warnings.catch_warnings(), _hold_back_ctrl_c():
             # forking beside threads is unsafe for locks; a worker with one thread enters no parallel region
             warnings.simplefilter("ignore", DeprecationWarning)
             try:
@@ -74,21 +74,21 @@ class Worker:
                 raise InputError(f"cannot start worker {self.number}: {error.strerror}; take fewer --workers") from None
         self.process = process
 
-    def give(self, index: int, job: Job, shared: Callable[[Tensor], bool]) -> None:
-        """Hands over a job; what `shared` says is sent to others, too, is written once for all."""
+    def give(self, index: int, job: Job, is_shared: Callable[[Tensor], bool]) -> None:
+        """Hands over a job; a tensor that others are sent too (`is_shared`) is written once for all."""
         self.index, self.job, self.deaths = index, job, 0
-        self.letters.clear()
-        message = mapped(lambda value: self._put(value, shared(value)), job.message)
-        state = mapped(lambda value: self._put(value, False), job.state)
+        self.inputs.clear()
+        message = map_groups(lambda value: self._put(value, is_shared(value)), job.message)
+        state = map_groups(lambda value: self._put(value, False), job.state)
         self._header = json.dumps({**vars(job), "message": message, "state": state}).encode()
         self.post()
 
     def _put(self, value: Tensor, for_all: bool) -> tuple[Any, ...]:
-        to_all = for_all or value in self.shared
-        return (*(self.shared if to_all else self.letters).put(value), 0 if to_all else 1)
+        to_all = for_all or value in self.shared_inputs
+        return (*(self.shared_inputs if to_all else self.inputs).put(value), 0 if to_all else 1)
 
     def post(self) -> None:
-        """Tells the process of its job; the job's tensors lie ready, so a new process can be told of it again."""
+        """Sends the process its job; the tensors stay in place, so that it can be sent to a new process too."""
         assert self.pipe is not None
         try:
             self.pipe.send_bytes(self._header)
@@ -99,7 +99,7 @@ class Worker:
     def receive(self) -> Reply | None:
         """The reply to the job, None if the process died; a client's exception is raised here.
 
-        `STILL_AT_WORK` where it only told how far it has come.
+        `STILL_AT_WORK` where it only said how far it has come.
         """
         assert self.pipe is not None and self.job is not None
         try:
@@ -112,7 +112,7 @@ class Worker:
         except (EOFError, OSError):
             return None
         job, self.job = self.job, None
-        self.letters.clear()
+        self.inputs.clear()
         if "error" in header:
             if header["input"]:
                 raise InputError(header["error"])
@@ -121,8 +121,8 @@ class Worker:
         groups, state = self.replies.copy(header.pop("groups")), self.replies.copy(header.pop("state"))
         return Reply(groups=groups, state=state, **header)
 
-    def bury(self) -> str:
-        """Takes leave of the dead process; tells how it died."""
+    def clean_up_dead(self) -> str:
+        """Frees what is left of a dead process; says how it died."""
         assert self.process is not None and self.job is not None
         self.process.join(1)
         self.end()
@@ -141,13 +141,13 @@ class Worker:
             self.process.join()
 
     def close(self) -> None:
-        """Gives the shared memory back."""
-        self.letters.close()
+        """Frees the shared memory."""
+        self.inputs.close()
         self.replies.close()
 
 
 @contextlib.contextmanager
-def _ctrl_c_held_back() -> Iterator[None]:
+def _hold_back_ctrl_c() -> Iterator[None]:
     """A Ctrl-C between fork and the child's first line would print a traceback there."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -160,44 +160,47 @@ def _ctrl_c_held_back() -> Iterator[None]:
 
 
 def _serve(
-    task: Task, pipe: Connection, others: list[Connection], letters: tuple[Arena, Arena], replies: Arena, parent: int
+    task: Task,
+    pipe: Connection,
+    others: list[Connection],
+    inputs: tuple[SharedTensors, SharedTensors],
+    replies: SharedTensors,
+    parent: int,
 ) -> None:
-    """A worker's life: jobs in, replies out, until the pipe closes."""
+    """The process of a worker: jobs in, replies out, until the pipe closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     _die_with(parent)
     keep_freed_memory()
     for other in others:
         other.close()  # or the end of the parent would go unnoticed here
-    progress.listen(lambda *told: _tell(pipe, told))
+    progress.listen(lambda *said: _send_progress(pipe, said))
     torch.set_num_threads(1)  # OpenMP's threads do not survive a fork: with several it would wait for them for ever
     while True:
         try:
             header = json.loads(pipe.recv_bytes())
         except (EOFError, OSError):
             os._exit(0)
-        message, state = _read(header.pop("message"), letters), _read(header.pop("state"), letters)
+        message, state = _read(header.pop("message"), inputs), _read(header.pop("state"), inputs)
         job = Job(message=message, state=state, **{**header, "part": tuple(header["part"])})
         with contextlib.suppress(BrokenPipeError):  # the parent left; the next read ends this worker
             pipe.send_bytes(json.dumps(_answer(task, job, replies)).encode())
 
 
-def _tell(pipe: Connection, told: tuple[Any, ...]) -> None:
+def _send_progress(pipe: Connection, said: tuple[Any, ...]) -> None:
     with contextlib.suppress(BrokenPipeError):
-        pipe.send_bytes(json.dumps({"progress": told}).encode())
+        pipe.send_bytes(json.dumps({"progress": said}).encode())
 
 
-def _read(layout: Layout, letters: tuple[Arena, Arena]) -> Groups:
-    return mapped(lambda place: letters[place[4]].view(place), layout)
+def _read(layout: Layout, inputs: tuple[SharedTensors, SharedTensors]) -> Groups:
+    return map_groups(lambda place: inputs[place[4]].view(place), layout)
 
 
-def _answer(task: Task, job: Job, replies: Arena) -> dict[str, Any]:
+def _answer(task: Task, job: Job, replies: SharedTensors) -> dict[str, Any]:
     try:
-        reply = task.work(job)
+        reply = task.profile.work(task, job) if task.profile else task.work(job)
         replies.clear()
-        with task.part("transfer"):
-            written = {"groups": replies.write(reply.groups), "state": replies.write(reply.state)}
-        return {**vars(reply), **written, "profile": task.profile.taken() if task.profile else {}}
+        return {**vars(reply), "groups": replies.write(reply.groups), "state": replies.write(reply.state)}
     except Exception as error:
         is_input = isinstance(error, InputError)
         what = one_line(error) if is_input else f"{type(error).__name__}: {one_line(error)}"
@@ -209,4 +212,4 @@ def _die_with(parent: int) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     if os.getppid() != parent:
-        os._exit(0)  # it was killed before the kernel knew
+        os._exit(0)  # it was killed before the kernel was asked

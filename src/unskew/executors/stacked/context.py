@@ -31,7 +31,7 @@ class StackedContext(ClientContext):
 
     def draw(self, purpose: str, make: Callable[[torch.Generator], Tensor]) -> Tensor:
         """Each client's random numbers from its own stream."""
-        with self.lanes.left():
+        with self.lanes.leave():
             drawn = torch.stack([make(rng) for rng in self._streams(purpose)])
         return self.lanes.wrap(drawn.to(self.lanes.device))
 
@@ -39,7 +39,7 @@ class StackedContext(ClientContext):
         """Each client's stream in its turn: one generator, seeded anew for each."""
         shared = torch.Generator()
         for client in self.clients:
-            yield shared.manual_seed(seeds.number(self.seed, purpose, self.round, client))
+            yield shared.manual_seed(seeds.derive(self.seed, purpose, self.round, client))
 
     @property
     def stack(self) -> StackedData:

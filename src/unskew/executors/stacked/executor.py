@@ -20,13 +20,14 @@ from unskew.base import seeds
 from unskew.base.errors import one_line
 from unskew.base.tree import Groups
 from unskew.core.jobs import Job, Reply, Stack
-from unskew.core.task import Task, Work, perform
+from unskew.core.task import Task
+from unskew.core.visit import Work, client_context, open_visit, perform
 from unskew.data.batches import LocalData
 from unskew.data.stacked_batches import StackedData
 from unskew.executors.serial import Serial
 from unskew.executors.stacked.context import LaneData, StackedContext
 from unskew.executors.stacked.lanes import LaneDiagnostics, Lanes
-from unskew.executors.stacked.layers import LanedLayers
+from unskew.executors.stacked.layers import StackedLayers
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +41,7 @@ class Stacked:
 
     def __init__(self, task: Task, chunk: int) -> None:
         self.task, self.chunk = task, chunk
-        self._layers = LanedLayers(task)
+        self._layers = StackedLayers(task)
         self._serial = Serial(task)
         self._one_by_one: set[str] = set()
         if not task.method.stackable:
@@ -56,7 +57,7 @@ class Stacked:
         """A reply for each job, in order."""
         waiting = iter(jobs)
         while chunk := list(itertools.islice(waiting, self.chunk)):
-            yield from self._replies(chunk)
+            yield from self._run_chunk(chunk)
 
     def close(self) -> None:
         """Nothing to end."""
@@ -69,13 +70,12 @@ class Stacked:
         """The jobs that run at once; more than were asked for, if the work needs a fixed number."""
         return jobs
 
-    def _replies(self, jobs: list[Job]) -> Iterable[Reply]:
+    def _run_chunk(self, jobs: list[Job]) -> Iterable[Reply]:
         kind = jobs[0].kind
         if jobs[0].client < 0 or kind in self._one_by_one:
             return self._serial.run(jobs)
         try:
-            with self.task.part("evaluation" if kind == "personal" else "rest"):
-                return self._at_once(jobs)
+            return self._run_at_once(jobs)
         except Exception as error:
             # a real fault of a client shows itself again there, with the client's name
             replies = list(self._serial.run(jobs))
@@ -86,33 +86,32 @@ class Stacked:
             self._one_by_one.add(kind)
             return replies
 
-    def _at_once(self, jobs: list[Job]) -> list[Reply]:
+    def _run_at_once(self, jobs: list[Job]) -> list[Reply]:
         began, real = time.perf_counter(), len(jobs)
         jobs, task, device = self.fill(jobs), self.task, self.task.device.kind
         lanes = self.lanes(len(jobs))
         clients = tuple(job.client for job in jobs)
-        own = [task.training_data(job) for job in jobs]
-        tested = [task.data(job) for job in jobs] if jobs[0].kind == "personal" else own
+        own = [task.federation.train(client) for client in clients]
+        tested = [task.federation.local_test(client) for client in clients] if jobs[0].kind == "personal" else own
         states = self._states(jobs, own)
         diagnostics = LaneDiagnostics(lanes)
-        with lanes, self._layers.replaced(lanes, jobs):
+        with lanes, self._layers.replace(lanes, jobs):
             job = replace(
                 jobs[0],
                 client=cast("int", lanes.wrap(torch.tensor(clients, device=device))),
-                message=task.device.there(lanes.wrap_groups([job.message for job in jobs])),
-                state=task.device.there(lanes.wrap_groups(states)),
+                message=task.device.to_device(lanes.wrap_groups([job.message for job in jobs])),
+                state=task.device.to_device(lanes.wrap_groups(states)),
             )
             data = cast("LocalData", LaneData(StackedData(own), lanes))
-            own_fields = {"diagnostics": diagnostics, "clients": clients, "lanes": lanes}
-            c = task.visit(job, data, task.charged(lanes), context=self.context, **own_fields)
+            c = open_visit(task, job, data, lanes, self.context, diagnostics=diagnostics, clients=clients, lanes=lanes)
             about = data if tested is own else cast("LocalData", LaneData(StackedData(tested), lanes))
-            work = _below(lanes, perform(task.method, job, c, about, task.eval_batch), real)
+            work = _unwrap(lanes, perform(task.method, job, c, about, task.eval_batch), real)
         jobs = jobs[:real]
         seconds = (time.perf_counter() - began) / len(jobs)
         lengths = [len(part) for part in tested[:real]]
         if jobs[0].kind == "personal":
-            return self._scored(jobs, work, lengths, seconds)
-        return self._packed(jobs, work, diagnostics, lengths, seconds)
+            return self._pack_scores(jobs, work, lengths, seconds)
+        return self._pack(jobs, work, diagnostics, lengths, seconds)
 
     def _states(self, jobs: list[Job], own: list[LocalData]) -> list[Groups]:
         """Each client's state; who comes for the first time gets its initial one, as if it were alone."""
@@ -121,18 +120,18 @@ class Stacked:
             for place, (job, data) in enumerate(zip(jobs, own, strict=True)):
                 if not job.state:
                     seeds.seed_layers(self.task.seed, f"layers/{job.kind}", job.round, job.client)
-                    states[place] = self.task.method.init_client(self.task.client_context(job, data))
+                    states[place] = self.task.method.init_client(client_context(self.task, job, data))
         return states
 
-    def _packed(
+    def _pack(
         self, jobs: list[Job], work: Work, diagnostics: LaneDiagnostics, lengths: list[int], seconds: float
     ) -> list[Reply]:
         device, count = self.task.device, len(jobs)
-        groups, state = device.back(work.groups), _split(device.back(work.state), count)
-        finite = _finite(groups, count)
+        groups, state = device.to_cpu(work.groups), _split(device.to_cpu(work.state), count)
+        finite = _find_finite(groups, count)
         weights = [float(n) for n in lengths] if work.weight is None else work.weight.tolist()
         stack = Stack(groups, weights, all(finite) and all(weight >= 0 and math.isfinite(weight) for weight in weights))
-        counted, means = diagnostics.counted.tolist()[:count], diagnostics.of_each()[:count]
+        counted, means = diagnostics.counted.tolist()[:count], diagnostics.means_by_client()[:count]
         rows = zip(jobs, state, weights, lengths, counted, means, finite, strict=True)
         return [
             Reply(
@@ -142,9 +141,9 @@ class Stacked:
             for place, (job, kept, weight, length, steps, noted, is_finite) in enumerate(rows)
         ]  # fmt: skip
 
-    def _scored(self, jobs: list[Job], work: Work, lengths: list[int], seconds: float) -> list[Reply]:
+    def _pack_scores(self, jobs: list[Job], work: Work, lengths: list[int], seconds: float) -> list[Reply]:
         """Scores of each client's samples; padding is no sample."""
-        each = _split(self.task.device.back(work.groups), len(jobs))
+        each = _split(self.task.device.to_cpu(work.groups), len(jobs))
         return [
             Reply(job.client, {"score": {key: value[:n] for key, value in own["score"].items()}}, seconds=seconds,
                   num_samples=n, weight=float(n))
@@ -152,21 +151,21 @@ class Stacked:
         ]  # fmt: skip
 
 
-def _below(lanes: Lanes, work: Work, real: int) -> Work:
-    """The work's tensors [K, ...], no longer wrapped, of the clients that are no stand-ins."""
+def _unwrap(lanes: Lanes, work: Work, real: int) -> Work:
+    """The work's tensors [K, ...], no longer wrapped, of the real clients: the first ones."""
 
-    def below(value: Tensor) -> Tensor:
+    def unwrap(value: Tensor) -> Tensor:
         found = lanes.unwrap(value)
         return found if real == lanes.count else found[:real]
 
     def every(groups: Groups) -> Groups:
-        return {group: {name: below(value) for name, value in tree.items()} for group, tree in groups.items()}
+        return {group: {name: unwrap(value) for name, value in tree.items()} for group, tree in groups.items()}
 
-    weight = None if work.weight is None else below(torch.as_tensor(work.weight))
+    weight = None if work.weight is None else unwrap(torch.as_tensor(work.weight))
     return Work(every(work.groups), every(work.state), weight)
 
 
-def _finite(groups: Groups, count: int) -> list[bool]:
+def _find_finite(groups: Groups, count: int) -> list[bool]:
     """For each client whether its part holds no NaN or infinity."""
     floats = [value for tree in groups.values() for value in tree.values() if value.is_floating_point()]
     if not floats:

@@ -1,7 +1,7 @@
 """Many clients side by side under one level of `vmap`: slots written for one client run once for all of them.
 
 The level is opened and closed by hand (`torch.func.vmap` would need all that a visit touches as its arguments, and
-could not be left for a while): inside it a slot sees one client's shapes, below it lie tensors [K, ...]. Gradients
+could not be left for a while): inside it a slot sees one client's shapes, below it the tensors are [K, ...]. Gradients
 are plain autograd on these, a third faster than `torch.func.grad` under `vmap`.
 """
 
@@ -13,9 +13,9 @@ from types import TracebackType
 
 import torch
 from torch import Tensor
-from torch._C import _functorch
 
 from unskew.base.batch import Batch
+from unskew.base.torch_private import add_batch_dim, close_vmap, current_level, open_vmap, remove_batch_dim
 from unskew.base.tree import Groups, Tree
 from unskew.core import local_loop
 from unskew.core.context import Context, Diagnostics, LocalGradient
@@ -48,17 +48,16 @@ class Lanes:
         self._close()
 
     def _open(self) -> None:
-        self.level = _functorch._vmap_increment_nesting(self.count, "different")
+        self.level = open_vmap(self.count)
 
     def _close(self) -> None:
-        _functorch._vmap_decrement_nesting()
+        close_vmap()
         self.level = 0
 
     @contextmanager
-    def left(self) -> Iterator[None]:
+    def leave(self) -> Iterator[None]:
         """Leaves the level for a while: random numbers drawn inside it would be drawn for all clients at once."""
-        top = _functorch.peek_interpreter_stack()
-        if top is None or top.level() != self.level:
+        if current_level() != self.level:
             raise NotStackable("a slot asks for gradients or data inside a vmap or grad of its own")
         self._close()
         try:
@@ -68,11 +67,11 @@ class Lanes:
 
     def wrap(self, value: Tensor) -> Tensor:
         """What a slot sees of a tensor [K, ...]."""
-        return _functorch._add_batch_dim(value, 0, self.level)
+        return add_batch_dim(value, 0, self.level)
 
     def unwrap(self, value: Tensor) -> Tensor:
         """The tensor [K, ...] below; one that is the same for all clients is expanded."""
-        return _functorch._remove_batch_dim(value, self.level, self.count, 0)
+        return remove_batch_dim(value, self.level, self.count, 0)
 
     def wrap_groups(self, every: list[Groups]) -> Groups:
         """The clients' groups as one: tensors that all clients share stay single, the others are stacked."""
@@ -99,7 +98,7 @@ class Lanes:
         """The gradient of each client's loss at its parameters, and the losses (detached)."""
         wanted = list(names)
         below = [self.unwrap(params[name]).detach() for name in wanted]
-        with self.left():
+        with self.leave():
             for leaf in below:  # not allowed inside the level
                 leaf.requires_grad_()
         leaves = {name: value.detach() for name, value in params.items()}
@@ -107,19 +106,19 @@ class Lanes:
         with torch.enable_grad():
             value = loss(leaves)
             losses = self.unwrap(value)
-            with self.left():
+            with self.leave():
                 grads = local_loop.backward(losses.sum(), below)  # clients do not mix: the sum's gradient is each one's
         return {name: self.wrap(grad) for name, grad in zip(wanted, grads, strict=True)}, value.detach()
 
     def descend(self, c: Context, params: Tree, gradient: LocalGradient, batches: Iterable[Batch]) -> Tree:
         """Each client's parameters after its own steps; who has no batch left stands still."""
-        with self.own_steps():
-            return self.descend_on(c, params, gradient, batches, local_loop.Velocity())
+        with self.restore_step():
+            return self.continue_descent(c, params, gradient, batches, local_loop.Velocity())
 
-    def descend_on(
+    def continue_descent(
         self, c: Context, params: Tree, gradient: LocalGradient, batches: Iterable[Batch], velocity: local_loop.Velocity
     ) -> Tree:
-        """The same, going on with a velocity."""
+        """The same, continuing with a velocity."""
         current = {name: value.detach() for name, value in params.items()}
         moving: Tree = {}
         with torch.no_grad():
@@ -146,8 +145,8 @@ class Lanes:
     # ---------------------------------------------------------------------------------------- batches
 
     @contextmanager
-    def own_steps(self) -> Iterator[None]:
-        """Afterwards, the step that was current before is so again: who sat out the last one is noted again."""
+    def restore_step(self) -> Iterator[None]:
+        """Makes the step that is current now current again afterwards: others may be taken meanwhile."""
         before = self.mask, self.active, self.sizes
         try:
             yield
@@ -156,9 +155,9 @@ class Lanes:
 
     def batches(self, stacked: Iterator[StackedBatch]) -> Iterator[Batch]:
         """The steps as slots see them; the data are gathered outside the level."""
-        with self.own_steps():
+        with self.restore_step():
             while True:
-                with self.left():
+                with self.leave():
                     step = next(stacked, None)
                 if step is None:
                     return
@@ -179,7 +178,7 @@ class LaneDiagnostics(Diagnostics):
         self._totals: dict[str, tuple[Tensor | float, Tensor | float]] = {}
         self._counted: Tensor | float = 0.0
 
-    def anew(self) -> LaneDiagnostics:
+    def make_empty(self) -> LaneDiagnostics:
         """The same kind of diagnostics, with nothing counted yet."""
         return LaneDiagnostics(self._lanes)
 
@@ -207,7 +206,7 @@ class LaneDiagnostics(Diagnostics):
         else:
             self._totals[name] = (total + torch.where(active, each, 0.0), counts + active.double())
 
-    def of_each(self) -> list[dict[str, float]]:
+    def means_by_client(self) -> list[dict[str, float]]:
         """The means of each client."""
         means: list[dict[str, float]] = [{} for _ in range(self._lanes.count)]
         for name, (total, counts) in self._totals.items():

@@ -8,10 +8,9 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.dropout import _DropoutNd
 
 from unskew.base import seeds
+from unskew.base.torch_private import BatchNormBase, DropoutBase
 from unskew.core.jobs import Job
 from unskew.core.task import Task
 from unskew.executors.stacked.lanes import Lanes, NotStackable
@@ -19,26 +18,26 @@ from unskew.executors.stacked.lanes import Lanes, NotStackable
 _PER_CHANNEL = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 
-class LanedLayers:
+class StackedLayers:
     """The layers of a module that are replaced while clients are stacked."""
 
     def __init__(self, task: Task) -> None:
         self._task = task
-        self._norms = [module for module in task.net.module.modules() if isinstance(module, _BatchNorm)]
-        self._drops = [module for module in task.net.module.modules() if isinstance(module, _DropoutNd)]
+        self._norms = [module for module in task.net.module.modules() if isinstance(module, BatchNormBase)]
+        self._drops = [module for module in task.net.module.modules() if isinstance(module, DropoutBase)]
 
     @contextmanager
-    def replaced(self, lanes: Lanes, jobs: list[Job]) -> Iterator[None]:
-        """For this while, BatchNorm and dropout of the task's module work on lanes."""
+    def replace(self, lanes: Lanes, jobs: list[Job]) -> Iterator[None]:
+        """For a while, BatchNorm and dropout of the task's module work on many clients."""
         if not (self._norms or self._drops):
             yield
             return
         streams = self._streams(jobs) if self._drops else []
         try:
             for norm in self._norms:
-                norm.forward = functools.partial(masked_batchnorm, lanes, norm)  # type: ignore[method-assign]
+                norm.forward = functools.partial(apply_batchnorm, lanes, norm)  # type: ignore[method-assign]
             for drop in self._drops:
-                drop.forward = functools.partial(own_dropout, lanes, streams, drop)  # type: ignore[method-assign]
+                drop.forward = functools.partial(apply_dropout, lanes, streams, drop)  # type: ignore[method-assign]
             yield
         finally:
             for module in (*self._norms, *self._drops):
@@ -50,11 +49,11 @@ class LanedLayers:
         return [seeds.generator(seed, f"layers/{job.kind}", job.round, job.client) for job in jobs]
 
 
-def masked_batchnorm(lanes: Lanes, layer: _BatchNorm, x: Tensor) -> Tensor:
+def apply_batchnorm(lanes: Lanes, layer: BatchNormBase, x: Tensor) -> Tensor:
     """BatchNorm whose statistics leave padded samples out; clients without a batch keep their running ones."""
     mask = lanes.mask
     if not layer.training or mask is None or len(x) != len(mask):
-        return _BatchNorm.forward(layer, x)
+        return BatchNormBase.forward(layer, x)
     others = [dim for dim in range(x.dim()) if dim != 1]
     shape = [1, -1, *(1,) * (x.dim() - 2)]
     weights = mask.to(x.dtype).view(-1, *(1,) * (x.dim() - 1))
@@ -70,7 +69,7 @@ def masked_batchnorm(lanes: Lanes, layer: _BatchNorm, x: Tensor) -> Tensor:
     return y * layer.weight.view(shape) + layer.bias.view(shape) if layer.affine else y
 
 
-def _track(layer: _BatchNorm, mean: Tensor, var: Tensor, count: Tensor) -> None:
+def _track(layer: BatchNormBase, mean: Tensor, var: Tensor, count: Tensor) -> None:
     assert layer.running_mean is not None and layer.running_var is not None and layer.num_batches_tracked is not None
     took_part = count > 0
     layer.num_batches_tracked.add_(took_part)
@@ -80,7 +79,7 @@ def _track(layer: _BatchNorm, mean: Tensor, var: Tensor, count: Tensor) -> None:
         running.copy_(torch.where(took_part, running + share * (new - running), running))
 
 
-def own_dropout(lanes: Lanes, streams: list[torch.Generator], layer: _DropoutNd, x: Tensor) -> Tensor:
+def apply_dropout(lanes: Lanes, streams: list[torch.Generator], layer: DropoutBase, x: Tensor) -> Tensor:
     """Dropout with each client's own stream: the same masks as if it were alone."""
     if not layer.training or layer.p == 0:
         return x
@@ -89,7 +88,7 @@ def own_dropout(lanes: Lanes, streams: list[torch.Generator], layer: _DropoutNd,
     if not isinstance(layer, (nn.Dropout, *_PER_CHANNEL)):
         raise NotStackable(f"{type(layer).__name__} has no form for many clients")
     shape = tuple(x.shape) if isinstance(layer, nn.Dropout) else (*x.shape[:2], *(1,) * (x.dim() - 2))
-    with lanes.left():
+    with lanes.leave():
         noise = torch.zeros(lanes.count, *shape)
         for own, size, stream in zip(noise, lanes.sizes, streams, strict=True):
             own[:size] = torch.empty(size, *shape[1:]).bernoulli_(1 - layer.p, generator=stream)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from unskew.base import tree
 from unskew.base.batch import Batch, cross_entropy
+from unskew.base.torch_private import add_in_place, scale_in_place
 from unskew.base.tree import Tree
 from unskew.core.context import ClientContext
 
@@ -182,11 +183,11 @@ class _Sum:
         if not self.total:
             self.total = tree.scale(value, factor)
         else:
-            torch._foreach_add_([self.total[name] for name in value], list(value.values()), alpha=factor)
+            add_in_place([self.total[name] for name in value], list(value.values()), alpha=factor)
 
     def scale(self, factor: float) -> None:
         if factor != 1 and self.total:
-            torch._foreach_mul_(list(self.total.values()), factor)
+            scale_in_place(list(self.total.values()), factor)
 
     def over(self, whole: float) -> Tree:
         # no samples at all: nothing moves

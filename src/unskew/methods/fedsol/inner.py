@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from unskew.base.errors import InputError
 from unskew.core.method import Method
-from unskew.core.wrapper import Wrapper, nested
+from unskew.core.wrapper import Wrapper, walk_nested
 
 
 def innermost(method: Method) -> Method:
     """The method inside all wrappers."""
-    *_, inside = nested(method)
+    *_, inside = walk_nested(method)
     return inside
 
 

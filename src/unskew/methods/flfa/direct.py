@@ -61,5 +61,5 @@ def _cut(seen: Tree, name: str, layer: nn.Module, x: Tensor) -> Tensor:
 def draw_projection(seed: int, layer: str, classes: int, outputs: int) -> Tensor:
     """R of a layer, [outputs, classes], standard deviation 1/sqrt(classes): the same for all clients and rounds."""
     # numpy's generator: inside a stack of clients torch's would draw for each of them
-    draws = np.random.default_rng(seeds.number(seed, f"flfa/dfa/{layer}")).standard_normal((outputs, classes))
+    draws = np.random.default_rng(seeds.derive(seed, f"flfa/dfa/{layer}")).standard_normal((outputs, classes))
     return torch.from_numpy(draws.astype(np.float32) / classes**0.5)

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from unskew.base.batch import Output
 from unskew.base.errors import InputError
+from unskew.base.torch_private import both_sided_padding
 from unskew.base.tree import Tree
 from unskew.core.context import ClientContext
 from unskew.core.net import Layer, Mode, Part
@@ -174,7 +175,7 @@ def apply_feedback(layer: Any, x: Tensor, fixed: Tensor, scale: Tensor) -> Tenso
 def _pad(layer: Any, x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
     """The input with padding that a convolution cannot do by itself, and the padding that is left to do."""
     if layer.padding_mode != "zeros":
-        return F.pad(x, layer._reversed_padding_repeated_twice, mode=layer.padding_mode), (0, 0)
+        return F.pad(x, both_sided_padding(layer), mode=layer.padding_mode), (0, 0)
     if layer.padding == "valid":
         return x, (0, 0)
     if layer.padding != "same":

@@ -32,7 +32,7 @@ from unskew.base.tree import Groups, Tree
 from unskew.core.context import ClientContext, Context, ServerContext
 from unskew.core.method import Method, methods
 from unskew.core.reducers import Reducers
-from unskew.core.wrapper import Wrapper, nested
+from unskew.core.wrapper import Wrapper, walk_nested
 from unskew.methods.fedavg import FedAvg
 from unskew.methods.flfa.direct import DirectFeedback, draw_projection
 from unskew.methods.flfa.feedback import Feedback
@@ -77,7 +77,7 @@ class FLFA(Wrapper):
             return self.inner.prepare(DirectFeedback(drawn).within(c))
         weights = c.received["model"]
         if self.feedback == "random" and chosen:
-            weights = c.fresh(seeds.number(c.seed, "flfa/random"))
+            weights = c.fresh(seeds.derive(c.seed, "flfa/random"))
         feedback = Feedback({layer: weights[f"{layer}.weight"] for layer in chosen}, self.scaling)
         feedback.watch(c.received["model"])  # B has the norm of w = W from the first use on
         return self.inner.prepare(feedback.within(c))
@@ -144,7 +144,7 @@ class FLFA(Wrapper):
         if "delta" not in self.inner.reducers:
             raise InputError(f"flfa needs a method whose clients train the model and send how it moved; "
                              f"{self.inner.name} does not, wrap another")  # fmt: skip
-        if any(isinstance(method, FLFA) for method in nested(self.inner)):
+        if any(isinstance(method, FLFA) for method in walk_nested(self.inner)):
             raise InputError(f"flfa cannot stand inside flfa, got {self.inner}; choose more layers with n_layers")
         if self.dfa and (self.feedback == "random" or not self.scaling):
             raise InputError("flfa: dfa=true knows no feedback weights; leave out feedback and scaling")

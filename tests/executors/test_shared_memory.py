@@ -2,7 +2,7 @@
 
 import torch
 
-from unskew.executors.pool.shared_memory import Arena, mapped
+from unskew.executors.pool.shared_memory import SharedTensors, map_groups
 
 GROUPS = {
     "a": {
@@ -25,40 +25,40 @@ def assert_same(back):
 
 
 def test_views_and_copies_keep_types_shapes_and_strides():
-    arena = Arena()
-    arena.write({"before": {"x": torch.randn(7)}})
-    layout = arena.write(GROUPS)
-    assert_same(mapped(arena.view, layout))
-    copies = arena.copy(layout)
-    arena.clear()
-    arena.write({"other": {"x": torch.zeros(100_000)}})
+    memory = SharedTensors()
+    memory.write({"before": {"x": torch.randn(7)}})
+    layout = memory.write(GROUPS)
+    assert_same(map_groups(memory.view, layout))
+    copies = memory.copy(layout)
+    memory.clear()
+    memory.write({"other": {"x": torch.zeros(100_000)}})
     assert_same(copies)
 
 
 def test_a_tensor_is_put_once_and_written_apart_from_what_was_put():
-    arena, value = Arena(), torch.randn(1000)
-    assert arena.put(value) == arena.put(value) and value in arena and arena.used == 4032
-    layout = arena.write({"a": {"x": value, "same": value}})
-    assert layout["a"]["x"] == layout["a"]["same"] and arena.used == 8064 and value not in arena
+    memory, value = SharedTensors(), torch.randn(1000)
+    assert memory.put(value) == memory.put(value) and value in memory and memory.used == 4032
+    layout = memory.write({"a": {"x": value, "same": value}})
+    assert layout["a"]["x"] == layout["a"]["same"] and memory.used == 8064 and value not in memory
 
 
 def test_every_tensor_is_aligned_alike():
-    arena = Arena()
-    layout = arena.write(GROUPS)
-    for back in (mapped(arena.view, layout), arena.copy(layout)):
+    memory = SharedTensors()
+    layout = memory.write(GROUPS)
+    for back in (map_groups(memory.view, layout), memory.copy(layout)):
         assert all(value.data_ptr() % 64 == 0 for tree in back.values() for value in tree.values() if value.numel())
 
 
 def test_it_grows_and_old_views_stay_valid():
-    arena = Arena()
-    first = arena.view(arena.put(torch.arange(4)))
-    arena.put(torch.zeros(2_000_000))
+    memory = SharedTensors()
+    first = memory.view(memory.put(torch.arange(4)))
+    memory.put(torch.zeros(2_000_000))
     assert first.tolist() == [0, 1, 2, 3]
 
 
 def test_the_other_side_sees_what_was_written_after_it_looked():
-    writer = Arena()
-    reader = Arena()
+    writer = SharedTensors()
+    reader = SharedTensors()
     reader._file = writer._file  # as after a fork
     assert reader.view(writer.put(torch.arange(3))).tolist() == [0, 1, 2]
     assert float(reader.view(writer.put(torch.ones(3_000_000))).sum()) == 3_000_000
