@@ -22,7 +22,7 @@ from unskew.methods.flfa.selection import similarity, skewness
 from unskew.models.base import Model
 from unskew.report.comparison import table
 from unskew.runs import building, engine
-from unskew.runs.comparison import Played, compare
+from unskew.runs.comparison import CellResult, compare
 from unskew.runs.config import from_table
 from unskew.runs.folder import RunFolder
 
@@ -221,8 +221,7 @@ def test_the_product_is_that_of_the_exact_hessian():
 
 
 def task_of(run):
-    data = building.prepare_data(run, None, DATA)
-    return building.make_task(run.resolved(data), data, building.cut(run, data))
+    return building.prepare(run, dataset=DATA).task
 
 
 def test_runs_record_every_measure_and_are_not_changed_by_them(tmp_path, caplog):
@@ -423,7 +422,7 @@ def test_run_toml_keeps_them_and_the_hash_does_not(tmp_path):
     play("fedavg", tmp_path / "run", measure="drift,rank(samples=50)")
     _, again = RunFolder.open(tmp_path / "run")
     assert [str(measure) for measure in again.measure] == ["drift", "rank(samples=50)"]
-    assert again.hash == config("fedavg").resolved(DATA).hash
+    assert again.hash == config("fedavg").resolve(DATA).hash
     assert json.loads((tmp_path / "run/summary.json").read_text())["measures"].keys() >= {"drift", "rank_covariance"}
 
 
@@ -440,7 +439,7 @@ def test_a_comparison_shows_rounds_to_a_target():
             "accuracy": {"last": 0.5}, "personal": None, "seconds": {"clients": 1.0}, "bytes_up": 1, "bytes_down": 1,
             "diverged": False, "rounds": 30, "measures": {"rounds_to": {"0.9": rounds}},
         }  # fmt: skip
-        return Played(method, seed, None, summary, [], False)
+        return CellResult(method, seed, None, summary, [], False)
 
     cells = [cell("a", 0, 20), cell("b", 0, 10), cell("a", 1, 30), cell("b", 1, None), cell("c", 0, None)]
     shown = table([*cells, cell("c", 1, None)], "title")

@@ -1,7 +1,7 @@
 """What a comparison says of its accuracies."""
 
 from unskew.report.comparison import table
-from unskew.runs.comparison import Played
+from unskew.runs.comparison import CellResult
 
 
 def played(method, accuracy_of):
@@ -9,7 +9,7 @@ def played(method, accuracy_of):
         "accuracy": {"last": 0.5}, "accuracy_of": accuracy_of, "personal": None, "seconds": {"clients": 1.0},
         "bytes_up": 1, "bytes_down": 1, "diverged": False,
     }  # fmt: skip
-    return Played(method=method, seed=0, folder=None, summary=summary, rounds=[], reused=False)
+    return CellResult(method=method, seed=0, folder=None, summary=summary, rounds=[], reused=False)
 
 
 def test_a_personal_methods_accuracy_is_marked_beside_global_ones():

@@ -6,7 +6,7 @@ import json
 import math
 
 from unskew.report.curves import plot_curves
-from unskew.report.tables import Cell, Table, marked, render
+from unskew.report.tables import Cell, Table, mark_best, render
 
 ROWS = [(90.0, 92.0), (95.0, 95.0), (80.0, 81.0)]
 TABLE = Table(
@@ -14,17 +14,17 @@ TABLE = Table(
     ("accuracy %", "time ×"),
     tuple(
         (name, (Cell(values, mark), Cell((1.0, 1.5))))
-        for name, values, mark in zip(("fedavg", "fedprox(mu=0.1)", "a_b"), ROWS, marked(ROWS), strict=True)
+        for name, values, mark in zip(("fedavg", "fedprox(mu=0.1)", "a_b"), ROWS, mark_best(ROWS), strict=True)
     ),
     ("a note",),
 )
 
 
 def test_best_and_second_are_marked():
-    assert marked(ROWS) == ["second", "best", ""]
-    assert marked(ROWS, higher_is_better=False) == ["second", "", "best"]
-    assert marked([(1.0,), (1.0,), (0.5,)]) == ["best", "best", "second"]
-    assert marked([(1.0,)]) == [""] and marked([(1.0,), ()]) == ["", ""]
+    assert mark_best(ROWS) == ["second", "best", ""]
+    assert mark_best(ROWS, higher_is_better=False) == ["second", "", "best"]
+    assert mark_best([(1.0,), (1.0,), (0.5,)]) == ["best", "best", "second"]
+    assert mark_best([(1.0,)]) == [""] and mark_best([(1.0,), ()]) == ["", ""]
 
 
 def test_cells():

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from unskew.base.errors import InputError
-from unskew.report.tables import Cell, Mark, Table, marked
-from unskew.runs.comparison import Metric, Played
+from unskew.report.tables import Cell, Mark, Table, mark_best
+from unskew.runs.comparison import CellResult, Metric
 from unskew.runs.folder import Row
 
 
-def table(cells: Sequence[Played], title: str, metric: Metric = "last") -> Table:
+def table(cells: Sequence[CellResult], title: str, metric: Metric = "last") -> Table:
     """The comparison's table: accuracy, clients' accuracy, and time and bytes relative to the first method."""
     names = list(dict.fromkeys(cell.method for cell in cells))
     by_method = {name: [cell for cell in cells if cell.method == name] for name in names}
@@ -27,9 +27,9 @@ def table(cells: Sequence[Played], title: str, metric: Metric = "last") -> Table
     traffic = _relative(column(lambda s: float(s["bytes_up"] + s["bytes_down"])))
     unmarked: list[Mark] = [""] * len(names)
     figures: list[tuple[str, list[tuple[float, ...]], list[Mark]]] = [
-        ("accuracy %", accuracy, marked(accuracy)),
-        ("clients %", clients, marked(clients)),
-        ("worst %", worst, marked(worst)),
+        ("accuracy %", accuracy, mark_best(accuracy)),
+        ("clients %", clients, mark_best(clients)),
+        ("worst %", worst, mark_best(worst)),
         ("time ×", time, unmarked),
         ("bytes ×", traffic, unmarked),
         *((name, values, unmarked) for name, values in _rounds_to([by_method[name] for name in names])),
@@ -57,10 +57,10 @@ def table(cells: Sequence[Played], title: str, metric: Metric = "last") -> Table
     return Table(title, tuple(name for name, _, _ in figures), rows, tuple(notes))
 
 
-def _rounds_to(methods: list[list[Played]]) -> list[tuple[str, list[tuple[float, ...]]]]:
+def _rounds_to(methods: list[list[CellResult]]) -> list[tuple[str, list[tuple[float, ...]]]]:
     """Columns of the measure `rounds_to`: rounds to each target, and the speed-up over the first method (by seed)."""
 
-    def reached(cell: Played, target: str) -> float | None:
+    def reached(cell: CellResult, target: str) -> float | None:
         found: float | None = cell.summary.get("measures", {}).get("rounds_to", {}).get(target)
         return found
 
@@ -73,7 +73,7 @@ def _rounds_to(methods: list[list[Played]]) -> list[tuple[str, list[tuple[float,
     return columns
 
 
-def _rounds_to_notes(cells: Sequence[Played], first: str) -> list[str]:
+def _rounds_to_notes(cells: Sequence[CellResult], first: str) -> list[str]:
     if not cells[0].summary.get("measures", {}).get("rounds_to"):
         return []
     last = cells[0].summary["rounds"]

@@ -44,7 +44,7 @@ class Table:
     notes: tuple[str, ...] = ()
 
 
-def marked(values: Sequence[tuple[float, ...]], higher_is_better: bool = True) -> list[Mark]:
+def mark_best(values: Sequence[tuple[float, ...]], higher_is_better: bool = True) -> list[Mark]:
     """Marks the best and the second best mean; equal means share a mark."""
     means = [mean_and_std(seeds)[0] if seeds else math.nan for seeds in values]
     ranking = sorted({round(mean, 10) for mean in means if not math.isnan(mean)}, reverse=higher_is_better)
