@@ -75,9 +75,7 @@ class Visit:
     """A client's visit in the middle of a run, ready to be repeated."""
 
     def __init__(self, config: Run, folder: Path) -> None:
-        data = _loaded(str(config.data))
-        config = config.resolved(data)
-        self.task = building.make_task(config, data, building.cut(config, data))
+        self.task = building.prepare(config, dataset=_loaded(str(config.data))).task
         store = StateStore(folder / str(abs(hash((str(config.method), str(config.augment))))))
         server = self.task.method.init(self.task.server_context(0))
         client = self.task.sample_cohort(2)[0]  # it has been here before when it is timed; the same for all methods

@@ -76,7 +76,7 @@ def save(workload: Workload, rounds: int, path: Path) -> None:
     partition = building.cut(config, data)
     owned = [np.asarray(partition[client]) for client in range(workload.clients)]
     order = np.concatenate(owned)
-    weights = [value.detach().numpy() for value in building.model_builder(config, data)().parameters()]
+    weights = [value.detach().numpy() for value in building.build_model(config, data).parameters()]
     settings = {"momentum": 0.0, **workload.local, "cohort": workload.cohort, "rounds": rounds}
     arrays: dict[str, Any] = {f"weight_{number}": weight for number, weight in enumerate(weights)}
     np.savez(

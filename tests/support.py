@@ -156,5 +156,4 @@ def gap(result, reference, start):
 
 
 def initial_model(run, dataset=None):
-    data = building.prepare_data(run, None, dataset)
-    return building.make_task(run, data, building.cut(run, data)).initial["model"]
+    return building.prepare(run, dataset=dataset).task.initial["model"]

@@ -152,7 +152,7 @@ REFUSED = {
     "out is a file": ("run --out a_file", "a_file is there already and is a file; choose another --out"),
     "out below a file": ("run --out a_file/run", "cannot create the run folder a_file/run: Not a directory"),
     "out is a finished run": ("run --out other_run", "holds a finished run; choose another --out"),
-    "out is an unfinished run": ("run --out broken_run", "go on with 'unskew resume broken_run'"),
+    "out is an unfinished run": ("run --out broken_run", "continue it with 'unskew resume broken_run'"),
     "compare into a file": ("compare --methods fedavg --out a_file", "a_file is a file; choose another --out"),
     "compare over my table": ("compare --methods fedavg --out others", "table.md is there already and of no compar"),
     "split over a file": ("split --out a_file", "'a_file' exists and holds something else"),

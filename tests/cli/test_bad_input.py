@@ -89,7 +89,7 @@ def test_all_checkpoints_damaged(call: Call, interrupted: Path):
     said = call(f"resume {interrupted} --quiet")
     (line,) = said.err.splitlines()
     assert said.code == 2 and said.out == ""
-    assert line.startswith("error: no checkpoint in ") and "start the run anew in another folder" in line
+    assert line.startswith("error: no checkpoint in ") and "start the run again in another folder" in line
     assert contents(interrupted) == before
 
 
@@ -189,7 +189,7 @@ def assert_whole(folder: Path) -> None:
         elif path.suffix == ".jsonl":
             assert all(isinstance(json.loads(line), dict) for line in path.read_text().splitlines())
         else:
-            assert path.name in ("run.toml", "split.json", ".lock") or path.parent.name == "clients"
+            assert path.name in ("run.toml", "split.json", ".lock") or path.name == "clients.sqlite"
 
 
 @pytest.mark.parametrize("every", [1, 100], ids=["in a checkpoint", "in a row"])

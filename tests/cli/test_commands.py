@@ -165,7 +165,7 @@ def test_interrupted_run_goes_on_bit_for_bit(call: Call, tmp_path: Path):
     assert said.err.startswith("error: interrupted; 'unskew resume RUN' goes on") and said.err.count("\n") == 1
     said = call("resume run --executor serial --json --quiet")
     assert said.code == 0 and one_object(said.out)["rounds"] == 3
-    assert "going on after round 1" in said.err
+    assert "resuming after round 1" in said.err
     assert (tmp_path / "run/model.safetensors").read_bytes() == (tmp_path / "calm/model.safetensors").read_bytes()
 
 
@@ -216,7 +216,7 @@ def test_compare_resumes_an_interrupted_cell(call: Call, tmp_path: Path):
         assert call(f"{line} --out c").code == 130
     assert not (tmp_path / "c" / "table.md").exists()
     said = call(f"{line} --out c")
-    assert said.code == 0 and "going on after round 1" in said.err
+    assert said.code == 0 and "resuming after round 1" in said.err
     for path in (tmp_path / "calm" / "runs").iterdir():
         model = tmp_path / "c" / "runs" / path.name / "model.safetensors"
         assert model.read_bytes() == (path / "model.safetensors").read_bytes()

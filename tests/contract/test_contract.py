@@ -85,7 +85,7 @@ def test_interrupted_and_resumed_equals_uninterrupted(spec, tmp_path):
 
 def visit(spec, state=None):
     """A client's visit in round 1: its job, before and after."""
-    task = building.make_task(config(spec).resolved(DATA), DATA, building.cut(config(spec), DATA))
+    task = building.prepare(config(spec), dataset=DATA).task
     s = task.server_context(1, (0,))
     method = task.method
     server = method.init(task.server_context(0))

@@ -16,8 +16,7 @@ from unskew.runs import building, engine
 
 
 def visit(spec="fedavg", client=0, **options):
-    run = config(spec, **options).resolved(DATA)
-    task = building.make_task(run, DATA, building.cut(run, DATA))
+    task = building.prepare(config(spec, **options), dataset=DATA).task
     server = task.method.init(task.server_context(0))
     job = Job("train", 1, client, task.method.download(task.server_context(1), server, client))
     return task, task.visit(job, task.federation.train(client))

@@ -36,9 +36,7 @@ def played(task, executor, folder):
 
 @pytest.mark.parametrize("kind", [Serial, lambda task: Stacked(task, 3)])
 def test_a_run_elsewhere_is_the_same_run(kind, tmp_path):
-    run = from_table(TABLE)
-    data = building.prepare_data(run)
-    here = building.make_task(run.resolved(data), data, building.cut(run, data))
+    here = building.prepare(from_table(TABLE)).task
     there = replace(here, device=Elsewhere())
     mine, theirs = played(there, kind(there), tmp_path / "there"), played(here, kind(here), tmp_path / "here")
     for group in theirs:

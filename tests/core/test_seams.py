@@ -200,9 +200,7 @@ def test_two_phase_bytes_count_the_extra_exchange_once():
 
 def test_a_personal_head_stays_with_the_client():
     result = play("test_personal_head", rounds=3, local={"lr": 0.2, "epochs": 3})
-    start = building.make_task(
-        result.run, building.prepare_data(result.run), building.cut(result.run, building.prepare_data(result.run))
-    )
+    start = building.prepare(result.run).task
     for name, value in result.server["model"].items():
         assert torch.equal(value, start.initial["model"][name]) == name.startswith("head."), name
     head = 4 * (64 * 10 + 10)

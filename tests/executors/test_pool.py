@@ -20,7 +20,7 @@ from unskew.executors.pool.worker import Worker
 from unskew.executors.serial import Serial
 from unskew.runs import building, engine
 from unskew.runs.config import from_table
-from unskew.runs.evaluation import score_global
+from unskew.runs.evaluation import evaluate_global
 
 
 def play(method, **options):
@@ -30,9 +30,7 @@ def play(method, **options):
 
 def task_of(**table):
     run = from_table({"clients": 20, "split": "iid", "model": "mlp", **table})
-    data = building.prepare_data(run)
-    run = run.resolved(data)
-    return building.make_task(run, data, building.cut(run, data))
+    return building.prepare(run).task
 
 
 class Fails(Method):
@@ -115,7 +113,7 @@ def test_jobs_are_made_with_their_sizes():
     list(rounds(task, Watching(task), StateStore(Path()), server, 1, 1))
     assert [job.size for job in made] == [len(task.federation.train(job.client)) for job in made]
     made.clear()
-    score_global(task, Watching(task), server, 1)
+    evaluate_global(task, Watching(task), server, 1)
     assert [job.size for job in made] == [360]
 
 
@@ -195,7 +193,7 @@ def test_evaluation_in_parts_loses_no_sample_and_every_worker_takes_part(batch, 
     pool = Pool(task, 2)
     try:
         with process.prepare_process(threads=1):
-            scores = [score_global(task, executor, task.initial, 1) for executor in (Serial(task), pool)]
+            scores = [evaluate_global(task, executor, task.initial, 1)[1] for executor in (Serial(task), pool)]
     finally:
         pool.close()
     assert len(scores[0]["right"]) == len(scores[0]["loss"]) == len(task.federation.dataset.test) == 360

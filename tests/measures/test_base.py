@@ -11,8 +11,7 @@ from unskew.runs.config import from_table
 
 
 def task_of(run):
-    data = building.prepare_data(run, None, DATA)
-    return building.make_task(run.resolved(data), data, building.cut(run, data))
+    return building.prepare(run, dataset=DATA).task
 
 
 def test_features_are_those_of_the_samples_chosen_by_the_seed():

@@ -15,8 +15,7 @@ from unskew.runs import building
 
 
 def task_of(run):
-    data = building.prepare_data(run, None, DATA)
-    return building.make_task(run.resolved(data), data, building.cut(run, data))
+    return building.prepare(run, dataset=DATA).task
 
 
 def matrix_with(values):

@@ -150,7 +150,7 @@ def test_run_toml_keeps_them_and_the_hash_does_not(tmp_path):
     play("fedavg", tmp_path / "run", measure="drift,rank(samples=50)")
     _, again = RunFolder.open(tmp_path / "run")
     assert [str(measure) for measure in again.measure] == ["drift", "rank(samples=50)"]
-    assert again.hash == config("fedavg").resolved(DATA).hash
+    assert again.hash == config("fedavg").resolve(DATA).hash
     assert json.loads((tmp_path / "run/summary.json").read_text())["measures"].keys() >= {"drift", "rank_covariance"}
 
 

@@ -2,7 +2,7 @@
 
 from unskew.measures.rounds_to import RoundsTo
 from unskew.report.comparison import table
-from unskew.runs.comparison import Played
+from unskew.runs.comparison import CellResult
 
 
 def test_rounds_to_counts_rounds_not_tests():
@@ -18,7 +18,7 @@ def test_a_comparison_shows_rounds_to_a_target():
             "accuracy": {"last": 0.5}, "personal": None, "seconds": {"clients": 1.0}, "bytes_up": 1, "bytes_down": 1,
             "diverged": False, "rounds": 30, "measures": {"rounds_to": {"0.9": rounds}},
         }  # fmt: skip
-        return Played(method, seed, None, summary, [], False)
+        return CellResult(method, seed, None, summary, [], False)
 
     cells = [cell("a", 0, 20), cell("b", 0, 10), cell("a", 1, 30), cell("b", 1, None), cell("c", 0, None)]
     shown = table([*cells, cell("c", 1, None)], "title")

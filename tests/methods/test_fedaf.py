@@ -46,8 +46,7 @@ class GivenData(FixedData):
 
 def small_task(text):
     """A task on the awkward clients."""
-    run = config(text)
-    return building.make_task(run.resolved(DATA), DATA, building.cut(run, DATA))
+    return building.prepare(config(text), dataset=DATA).task
 
 
 def first_message(task, client=0):

@@ -343,8 +343,7 @@ def test_rows_tell_traces_and_shares(tmp_path):
 
 
 def test_alignment_leaves_running_statistics_alone_and_happens_at_the_first_visit():
-    run = config("fedas").resolved(DATA)
-    task = building.make_task(run, DATA, building.cut(run, DATA))
+    task = building.prepare(config("fedas"), dataset=DATA).task
     message = task.method.download(task.server_context(1), task.method.init(task.server_context(0)), 0)
     c = task.visit(Job("train", 1, 0, message), task.federation.train(0))
     before = tree.copy(c.buffers)
@@ -356,8 +355,7 @@ def test_alignment_leaves_running_statistics_alone_and_happens_at_the_first_visi
 
 @pytest.mark.parametrize("spec", ["fedper(evaluate=own)", "fedas"])
 def test_own_evaluation_takes_the_last_whole_model_and_before_any_visit_the_received_one(spec):
-    run = config(spec).resolved(DATA)
-    task = building.make_task(run, DATA, building.cut(run, DATA))
+    task = building.prepare(config(spec), dataset=DATA).task
     method = task.method
     server = method.init(task.server_context(0))
     reply = task.work(Job("train", 1, 0, method.download(task.server_context(1), server, 0)))
@@ -379,8 +377,8 @@ def test_own_evaluation_takes_the_last_whole_model_and_before_any_visit_the_rece
 
 
 def test_channels_travel_as_slices_and_the_rest_stays():
-    run = config("fedas(division=channels(share=0.25, grow=2))", rounds=3).resolved(DATA)
-    task = building.make_task(run, DATA, building.cut(run, DATA))
+    run = config("fedas(division=channels(share=0.25, grow=2))", rounds=3)
+    task = building.prepare(run, dataset=DATA).task
     method = task.method
     server = method.init(task.server_context(0))
     for round_, share in ((1, 0.125), (2, 0.25), (3, 0.25)):
@@ -395,8 +393,7 @@ def test_channels_travel_as_slices_and_the_rest_stays():
 
 
 def test_alignment_of_channels_moves_received_rows_only():
-    run = config("fedas(division=channels(share=0.5))").resolved(DATA)
-    task = building.make_task(run, DATA, building.cut(run, DATA))
+    task = building.prepare(config("fedas(division=channels(share=0.5))"), dataset=DATA).task
     message = task.method.download(task.server_context(1), task.method.init(task.server_context(0)), 0)
     c = task.visit(Job("train", 1, 0, message), task.federation.train(0))
     start = task.method.start(c)

@@ -140,7 +140,7 @@ def test_heads_that_cannot_be():
 @pytest.mark.parametrize("scale", [2.0, -2.0, 0.0])
 def test_prediction_is_by_the_cosines_whatever_the_scale(scale):
     run = play("fedetf", rounds=1).run
-    task = building.make_task(run, DATA, building.cut(run, DATA))
+    task = building.prepare(run, dataset=DATA).task
     params = {**task.initial["model"], "head.scale": torch.tensor(scale)}
     c = task.server_context(1)
     x = torch.rand(6, *DATA.shape)
@@ -380,7 +380,7 @@ def test_without_prototypes_the_first_round_has_no_alignment():
 def test_prototypes_are_mean_features_of_the_trained_local_models():
     # lr tiny: every local model is the initial one, so that the means over clients are those over all samples
     result = play("fedblade(decorrelation=none)", rounds=1, model="mlp", local={"batch": 8, "lr": 1e-30})
-    task = building.make_task(result.run, DATA, building.cut(result.run, DATA))
+    task = building.prepare(result.run, dataset=DATA).task
     x = task.federation.common("test", 0, 60)  # the same samples as the training set
     (batch,) = x.passes(60)
     features = task.server_context(1).features(initial_model(result.run, DATA), batch.x, "eval")

@@ -294,8 +294,7 @@ SPECS = ["fedsol(scaling=fixed)", "fedsol(scaling=fixed, where=all)", "fedsol(sc
 @pytest.mark.parametrize("spec", SPECS)
 def test_batchnorm_is_updated_once_a_step_and_at_the_unmoved_weights(spec):
     def buffers_after_one_step(spec):
-        run = config(spec).resolved(DATA)
-        task = building.make_task(run, DATA, building.cut(run, DATA))
+        task = building.prepare(config(spec), dataset=DATA).task
         message = task.method.download(task.server_context(1, (0,)), task.method.init(task.server_context(0)), 0)
         c = task.visit(Job("train", 1, 0, message), task.federation.train(0))
         away = {name: value + 0.1 * torch.sin(torch.arange(value.numel()) * 1.0).view_as(value)
@@ -359,7 +358,7 @@ def test_fine_tuning_for_no_epoch_is_the_inner_method():
 
 def test_a_tuned_model_is_the_received_one_after_plain_sgd():
     run = config("finetuned(fedprox(mu=10.0))", local={"batch": 8, "lr": 0.1, "shuffle": False, "momentum": 0.5})
-    task = building.make_task(run.resolved(DATA), DATA, building.cut(run, DATA))
+    task = building.prepare(run, dataset=DATA).task
     message = {**task.initial}
     for client in range(task.num_clients):
         data = task.federation.train(client)

@@ -2,7 +2,7 @@
 
 from unskew.report.comparison import table
 from unskew.report.tables import render
-from unskew.runs.comparison import Played
+from unskew.runs.comparison import CellResult
 
 GLOBAL, PERSONAL = "global model", "clients' own models, pooled"
 
@@ -12,7 +12,7 @@ def played(method, accuracy_of, accuracy=0.5):
         "accuracy": {"last": accuracy}, "accuracy_of": accuracy_of, "personal": None, "seconds": {"clients": 1.0},
         "bytes_up": 1, "bytes_down": 1, "diverged": False,
     }  # fmt: skip
-    return Played(method=method, seed=0, folder=None, summary=summary, rounds=[], reused=False)
+    return CellResult(method=method, seed=0, folder=None, summary=summary, rounds=[], reused=False)
 
 
 def test_a_personal_methods_accuracy_is_marked_and_not_ranked_beside_global_ones():

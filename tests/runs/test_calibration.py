@@ -32,7 +32,7 @@ def clock(monkeypatch):
             work()
         return {name: times[name] for name in ways}
 
-    monkeypatch.setattr(calibration, "_interleaved", measured)
+    monkeypatch.setattr(calibration, "_time_in_turns", measured)
     times["asked"] = asked
     return times
 
@@ -66,7 +66,7 @@ def test_what_was_chosen_is_written_and_taken_by_rerun_and_resume(clock, tmp_pat
     first = engine.run(from_table(TABLE), tmp_path / "first")
     written = read_file(tmp_path / "first/run.toml")["execution"]
     assert (written["executor"], written["memory_format"], written["chunk"]) == ("stacked", "contiguous", 6)
-    monkeypatch.setattr(calibration, "_interleaved", never)
+    monkeypatch.setattr(calibration, "_time_in_turns", never)
     monkeypatch.setattr(calibration, "clients_at_once", never)
     again = engine.run(from_table(read_file(tmp_path / "first/run.toml")), tmp_path / "again")
     (tmp_path / "first/summary.json").unlink()
@@ -80,14 +80,14 @@ def test_a_choice_is_kept_in_the_cache(clock, own_cache, monkeypatch):
     assert clock["asked"] == [["channels_last", "contiguous"], ["serial", "stacked"]]
     kept = [json.loads(path.read_text()) for path in sorted((own_cache / "calibration").iterdir())]
     assert [entry["what"] for entry in kept] == ["executor", "memory format"]
-    monkeypatch.setattr(calibration, "_interleaved", never)
+    monkeypatch.setattr(calibration, "_time_in_turns", never)
     assert engine.run(from_table(TABLE)).run.execution == first
 
 
-def test_methods_that_are_compared_lie_in_memory_alike(clock, monkeypatch):
+def test_methods_that_are_compared_use_the_same_memory_format(clock, monkeypatch):
     clock["contiguous"] = 1.5
     engine.run(from_table({**TABLE, "execution": {}}))
-    monkeypatch.setattr(calibration, "_interleaved", never)
+    monkeypatch.setattr(calibration, "_time_in_turns", never)
     other = engine.run(from_table({**TABLE, "method": "scaffold", "seed": 1, "execution": {}}))
     assert other.run.execution.memory_format == "channels_last"
 
@@ -104,7 +104,7 @@ def test_a_damaged_entry_is_measured_again(clock, own_cache, content):
 def test_without_a_cache_nothing_is_measured(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("UNSKEW_CACHE", str(tmp_path / "file"))
-    monkeypatch.setattr(calibration, "_interleaved", never)
+    monkeypatch.setattr(calibration, "_time_in_turns", never)
     chosen = engine.run(from_table(TABLE)).run.execution
     assert (chosen.executor, chosen.memory_format) == ("serial", "contiguous")
 

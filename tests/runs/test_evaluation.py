@@ -14,38 +14,20 @@ TABLE = {"clients": 8, "rounds": 1, "split": "dirichlet:0.3", "model": "cnn8(nor
 
 
 def task_of(table):
-    run = from_table(table)
-    data = building.prepare_data(run)
-    return building.make_task(run.resolved(data), data, building.cut(run, data))
+    return building.prepare(from_table(table)).task
 
 
 def test_clients_scores_looked_up_equal_computed_ones(tmp_path):
     task = task_of(TABLE)
     server = engine.run(from_table(TABLE)).server
     executor, store = Serial(task), StateStore(tmp_path)
-    known = evaluation.score_global(task, executor, server, 1)
+    _, known = evaluation.evaluate_global(task, executor, server, 1)
     looked_up = evaluation.evaluate_clients(task, executor, store, server, 1, 100, known)
     computed = evaluation.evaluate_clients(task, executor, store, server, 1, 100, None)
     for mine, theirs in zip(looked_up[1], computed[1], strict=True):
         assert mine["client"] == theirs["client"] and mine["test_samples"] == theirs["test_samples"]
         assert mine["accuracy"] == pytest.approx(theirs["accuracy"], abs=0.01)  # batches are cut differently
         assert mine["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
-
-
-def test_figures_by_hand():
-    task = task_of(TABLE)
-    labels = task.federation.dataset.test.y
-    score = {"right": labels < 3, "loss": torch.arange(len(labels)).float()}
-    figures = evaluation.figures_of(task, score)
-    assert figures["accuracy"] == pytest.approx(float((labels < 3).double().mean()))
-    assert figures["loss"] == pytest.approx((len(labels) - 1) / 2)
-    assert figures["class_accuracy"] == [1.0] * 3 + [0.0] * 7
-
-
-def test_pooled_and_mean_differ_by_the_sizes():
-    rows = [{"accuracy": 1.0, "test_samples": 30}, {"accuracy": 0.5, "test_samples": 10}]
-    figures = evaluation._over_clients(rows)
-    assert figures["pooled"] == 35 / 40 and figures["mean"] == 0.75 and figures["worst"] == 0.5
 
 
 @pytest.mark.parametrize("kind", ["proportional", "holdout"])
@@ -76,12 +58,11 @@ def test_clients_of_a_domain_are_tested_on_it_and_pooled_tests_need_a_holdout():
     x = torch.randint(0, 256, (40, 1, 8, 8), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     samples = Samples(x, torch.arange(40) // 2 % 3)
     data = Dataset("two", samples, samples, tuple("abc"), (0.5,), (0.5,), None, groups, ("even", "odd"), groups)
-    run = from_table({"split": "domain"}).resolved(data)
-    federation = building.make_task(run, data, building.cut(run, data)).federation
+    federation = building.prepare(from_table({"split": "domain"}), dataset=data).task.federation
     for client in range(2):
         assert set((federation.local_test_indices(client) % 2).tolist()) == {client}
     with pytest.raises(InputError, match="holdout"):
-        from_table({"pool_test": True}).resolved(data)
+        from_table({"pool_test": True}).resolve(data)
     pooled = {"pool_test": True, "rounds": 2, "clients": 4, "split": "iid", "evaluation": {"local_test": "holdout"}}
     result = engine.run(from_table(pooled), dataset=data)
     assert "accuracy" not in result.rounds[-1] and result.summary["accuracy_of"] != "global model"

@@ -5,6 +5,7 @@ import os
 import random
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -73,11 +74,12 @@ def test_a_damaged_newest_checkpoint_falls_back_and_says_so(tmp_path, whole, cap
 
 def test_a_damaged_client_state_falls_back_too(tmp_path, whole, caplog):
     path = interrupted(tmp_path / "run", 4)
-    (states,) = (path / "checkpoint" / "clients").iterdir()
-    data = states.read_bytes()
-    states.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))  # of the state that was written last
+    with sqlite3.connect(path / "checkpoint" / "clients.sqlite") as file:
+        row, client, data = file.execute("SELECT id, client, data FROM states ORDER BY id DESC").fetchone()
+        file.execute("UPDATE states SET data = ? WHERE id = ?", (data[:-1] + bytes([data[-1] ^ 1]), row))
+    file.close()
     engine.resume(path)
-    assert "damaged" in caplog.text
+    assert f"clients.sqlite is damaged: the state of client {client}" in caplog.text
     assert_equal(path, whole)
 
 
@@ -99,7 +101,7 @@ def test_a_torn_last_line_is_cut_off(tmp_path, whole):
     assert_equal(path, whole)
 
 
-def test_lost_rows_are_played_again(tmp_path, whole, caplog):
+def test_rounds_whose_rows_are_lost_run_again(tmp_path, whole, caplog):
     path = interrupted(tmp_path / "run", 4)
     lines = (path / "rounds.jsonl").read_text().splitlines(keepends=True)
     (path / "rounds.jsonl").write_text("".join(lines[:4]) + lines[4][:-20])  # rounds 0 to 3, and a torn one
@@ -116,10 +118,10 @@ def test_lost_rows_are_played_again(tmp_path, whole, caplog):
 def test_two_processes_cannot_work_on_one_run(tmp_path):
     path = interrupted(tmp_path / "run", 2)
     script = "import sys, time; from pathlib import Path; from unskew.runs.folder import RunFolder\n"
-    script += "with RunFolder(Path(sys.argv[1])).locked(): print('held', flush=True); time.sleep(60)"
+    script += "with RunFolder(Path(sys.argv[1])).lock(): print('held', flush=True); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", script, str(path)], stdout=subprocess.PIPE) as other:
         assert other.stdout.readline() == b"held\n"
-        with pytest.raises(InputError, match="another process is at work"):
+        with pytest.raises(InputError, match="another process is working"):
             engine.resume(path)
         other.kill()
     engine.resume(path)
@@ -135,16 +137,18 @@ def test_killed_before_the_first_checkpoint_starts_over(tmp_path, whole):
 def test_only_two_checkpoints_and_their_states_are_kept(whole):
     kept = sorted(path.name[:12] for path in (whole / "checkpoint").glob("round-*"))
     assert kept == ["round-000005", "round-000006"]
-    assert [path.name for path in (whole / "checkpoint" / "clients").iterdir()] == ["states-000001"]
-    run_hash = from_table(TABLE).resolved(building.prepare_data(from_table(TABLE))).hash
+    assert {path.name for path in (whole / "checkpoint").iterdir() if path.suffix != ".safetensors"} == {
+        "clients.sqlite", ".lock",
+    }  # fmt: skip
+    run_hash = building.prepare(from_table(TABLE)).config.hash
     for last in (5, 6):
         found = checkpoint.load_newest(whole / "checkpoint", run_hash, last)
-        assert found.round == last and len(found.states) > 4
+        assert found.round == last and found.states[1] > 4
 
 
-def test_states_paged_to_disk_change_nothing(tmp_path, whole, monkeypatch):
+def test_states_on_disk_change_nothing(tmp_path, whole, monkeypatch):
     tiny = StateStore.__init__
-    monkeypatch.setattr(StateStore, "__init__", lambda self, folder, limit, keep_versions: tiny(self, folder, 1000))
+    monkeypatch.setattr(StateStore, "__init__", lambda self, folder, limit: tiny(self, folder, 1000))
     engine.run(from_table(TABLE), tmp_path / "run")
     assert_equal(tmp_path / "run", whole)
 
@@ -193,7 +197,7 @@ def test_nothing_is_overwritten(tmp_path, whole):
 
 def test_folder_reads_back(whole):
     folder, run = RunFolder.open(whole)
-    wanted = from_table(TABLE).resolved(building.prepare_data(run))
+    wanted = building.prepare(from_table(TABLE)).config
     assert replace(run, execution=wanted.execution) == wanted and folder.finished
     assert run.execution.memory_format != "auto"  # what was chosen by measuring is written down
     assert sorted(folder.rounds()) == list(range(7))

@@ -39,7 +39,7 @@ def test_pool_gives_the_bits_of_serial(local_test):
     assert_equal(serial, pool)
 
 
-def test_a_stopped_run_goes_on_bit_for_bit(tmp_path):
+def test_a_stopped_run_resumes_bit_for_bit(tmp_path):
     def stop(row):
         if row["round"] == 3:
             raise KeyboardInterrupt
@@ -67,7 +67,7 @@ def test_a_recipe_of_another_run_is_refused(tmp_path):
         engine.resume(tmp_path / "run")
 
 
-def test_states_of_many_visitors_are_paged_and_change_nothing(tmp_path, monkeypatch):
+def test_states_of_many_visitors_on_disk_change_nothing(tmp_path, monkeypatch):
     plain = engine.run(from_table(TABLE))
     monkeypatch.setattr("unskew.runs.client_store._OVERHEAD", 1 << 30)  # no state fits beside another
     assert_equal(engine.run(from_table(TABLE)), plain)

@@ -50,17 +50,14 @@ def run(
     Example: unskew run --method "fedprox(mu=0.1)" --split dirichlet:0.1 --clients 20 --sample 0.25 --rounds 20
     """
     from unskew.core.profile import Profile
-    from unskew.data.sources import load
     from unskew.runs import building, engine
 
-    wanted = to_run(config)
-    data = load(wanted.data, data_dir, DownloadProgress())
-    prepared = building.prepare_data(wanted, data_dir, data)
-    wanted = wanted.resolved(prepared)
+    prepared = building.prepare(to_run(config), data_dir, download=DownloadProgress())
+    wanted = prepared.config
     path = out or Path("runs") / wanted.title
     stopwatch = Profile() if profile else None
     with RoundProgress(str(wanted.method), wanted.rounds, quiet) as progress:
-        result = engine.run(wanted, path, data_dir=data_dir, dataset=data, watch=progress, profile=stopwatch)
+        result = engine.start(prepared, path, watch=progress, profile=stopwatch)
     listing.show_result(result.summary, path, as_json)
     if stopwatch is not None:
         listing.show_profile(stopwatch.seconds, path, as_json)
@@ -136,7 +133,7 @@ def split(
 
     wanted = to_run(config)
     data = building.prepare_data(wanted, data_dir, None, DownloadProgress())
-    show_split(wanted, data, building.cut(wanted, data), out, csv, picture, as_json)
+    show_split(wanted, data, building.cut(wanted.resolve(data), data), out, csv, picture, as_json)
 
 
 Name = Annotated[str | None, typer.Argument(help="one of them, to be explained")]

@@ -1,4 +1,4 @@
-"""`unskew compare`: plays the cells, prints the table, leaves pictures."""
+"""`unskew compare`: runs the cells, prints the table, leaves pictures."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ from unskew.report.split_plot import plot_split
 from unskew.report.tables import Format, render
 from unskew.report.tables import Table as Compared
 from unskew.runs import building, engine
-from unskew.runs.comparison import Metric, Played
-from unskew.runs.comparison import compare as play
+from unskew.runs.comparison import CellResult, Metric, compare
 from unskew.runs.config import Run
 from unskew.runs.folder import Row
 
@@ -59,10 +58,10 @@ def run_comparison(
     prepared = building.prepare_data(base, data_dir, data)
     if metric == "best_on_validation" and prepared.validation is None:
         raise InputError("--metric best_on_validation needs validation samples; add --validation 0.1 or so")
-    base = base.resolved(prepared)
+    base = base.resolve(prepared)
     out = out or Path("runs") / f"compare-{base.hash}"
     with _Announcer(quiet) as announcer:
-        cells = play(base, wanted, numbers, out, data_dir=data_dir, dataset=data, announce=announcer)
+        cells = compare(base, wanted, numbers, out, data_dir=data_dir, dataset=data, announce=announcer)
     reused = sum(cell.reused for cell in cells)
     if reused and not quiet:
         note(f"{reused} of {len(cells)} runs were finished already and were not run again")
@@ -160,7 +159,7 @@ def _number(count: int, thing: str) -> str:
     return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
 
 
-def draw(run: Run, cells: Sequence[Played], seed: int, data: Dataset, data_dir: Path | None, out: Path) -> None:
+def draw(run: Run, cells: Sequence[CellResult], seed: int, data: Dataset, data_dir: Path | None, out: Path) -> None:
     """The accuracy curves, and the first seed's partition."""
     curves: dict[str, list[list[tuple[int, float]]]] = {}
     for cell in cells:
@@ -178,7 +177,7 @@ def draw(run: Run, cells: Sequence[Played], seed: int, data: Dataset, data_dir: 
     plot_split(counts, data.classes, out / "split.png", title, names, len(partition))
 
 
-def draw_measures(cells: Sequence[Played], path: Path) -> bool:
+def draw_measures(cells: Sequence[CellResult], path: Path) -> bool:
     """The measured figures over rounds, if there are any with a course; else no picture is left."""
     series: dict[str, dict[str, list[list[tuple[int, float]]]]] = {}
     for cell in cells:

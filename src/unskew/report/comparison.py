@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 
 from unskew.base.errors import InputError
 from unskew.report.tables import Cell, Mark, Table, mark_best
-from unskew.runs.comparison import Metric, Played
+from unskew.runs.comparison import CellResult, Metric
 from unskew.runs.folder import Row
 
 
-def table(cells: Sequence[Played], title: str, metric: Metric = "last") -> Table:
+def table(cells: Sequence[CellResult], title: str, metric: Metric = "last") -> Table:
     """The comparison's table: accuracy, clients' accuracy, and time and bytes relative to the first method."""
     names = list(dict.fromkeys(cell.method for cell in cells))
     by_method = {name: [cell for cell in cells if cell.method == name] for name in names}
@@ -61,10 +61,10 @@ def _is_personal(summary: Row) -> bool:
     return str(summary.get("accuracy_of", "global model")) != "global model"
 
 
-def _rounds_to(methods: list[list[Played]]) -> list[tuple[str, list[tuple[float, ...]]]]:
+def _rounds_to(methods: list[list[CellResult]]) -> list[tuple[str, list[tuple[float, ...]]]]:
     """Columns of the measure `rounds_to`: rounds to each target, and the speed-up over the first method (by seed)."""
 
-    def reached(cell: Played, target: str) -> float | None:
+    def reached(cell: CellResult, target: str) -> float | None:
         found: float | None = cell.summary.get("measures", {}).get("rounds_to", {}).get(target)
         return found
 
@@ -77,7 +77,7 @@ def _rounds_to(methods: list[list[Played]]) -> list[tuple[str, list[tuple[float,
     return columns
 
 
-def _rounds_to_notes(cells: Sequence[Played], first: str) -> list[str]:
+def _rounds_to_notes(cells: Sequence[CellResult], first: str) -> list[str]:
     if not cells[0].summary.get("measures", {}).get("rounds_to"):
         return []
     last = cells[0].summary["rounds"]

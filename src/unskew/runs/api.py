@@ -1,4 +1,4 @@
-"""Python's way in: the same options as the command line, and objects where the command line has names."""
+"""The Python interface: the same options as the command line, and objects where the command line has names."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ from unskew.data.dataset import Dataset
 from unskew.data.sources import in_memory
 from unskew.models.base import Architecture
 from unskew.models.user_module import GivenModule
-from unskew.runs import engine
-from unskew.runs.comparison import Played
-from unskew.runs.comparison import compare as play
+from unskew.runs import comparison, engine
 from unskew.runs.config import FLAGS, Run, from_table, override
 
 
@@ -52,7 +50,7 @@ def resume(
     data_dir: Path | None = None,
     watch: engine.Watch | None = None,
 ) -> engine.Result:
-    """Goes on with an interrupted run; hand over data and model again if they were Python objects."""
+    """Continues an interrupted run; hand over data and model again if they were Python objects."""
     architecture = GivenModule.of(model, head) if model is not None else None
     return engine.resume(folder, data_dir=data_dir, dataset=data, watch=watch, model=architecture)
 
@@ -67,12 +65,12 @@ def compare(
     head: str = "",
     data_dir: Path | None = None,
     **options: Any,
-) -> list[Played]:
+) -> list[comparison.CellResult]:
     """Runs each method under each seed on the same federations; finished runs in `out` are read back."""
     config, dataset = _config(data, model, head, options)
     wanted = [methods.build(method) for method in methods_]
     numbers = range(seeds) if isinstance(seeds, int) else seeds
-    return play(config, wanted, list(numbers), Path(out), data_dir=data_dir, dataset=dataset)
+    return comparison.compare(config, wanted, list(numbers), Path(out), data_dir=data_dir, dataset=dataset)
 
 
 def _config(

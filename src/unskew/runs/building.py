@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from unskew.base import seeds
+from unskew.base.errors import InputError
 from unskew.core.device import Device
 from unskew.core.jobs import Executor
 from unskew.core.net import Net
@@ -16,6 +17,7 @@ from unskew.data.dataset import Dataset
 from unskew.data.federation import Federation, hold_out_validation, pool_train_and_test
 from unskew.data.files.download import Progress
 from unskew.data.partition.base import Partition
+from unskew.data.partition.saved import load_partition
 from unskew.data.sources import load
 from unskew.executors.compiled import CompiledStacked
 from unskew.executors.pool.executor import Pool
@@ -23,6 +25,32 @@ from unskew.executors.serial import Serial
 from unskew.executors.stacked.executor import Stacked
 from unskew.models.base import Model
 from unskew.runs.config import Run
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run that was checked against its data, and its fixed part: federation, model, method, settings."""
+
+    config: Run
+    """The resolved run."""
+    task: Task
+
+
+def prepare(
+    config: Run,
+    data_dir: Path | None = None,
+    dataset: Dataset | None = None,
+    download: Progress | None = None,
+    saved_split: Path | None = None,
+) -> Prepared:
+    """Loads the data, resolves the run, deals the data to the clients and builds the model, each once.
+
+    `saved_split`: the file of a partition to use instead of making it again.
+    """
+    data = prepare_data(config, data_dir, dataset, download)
+    config = config.resolve(data)
+    partition = cut(config, data) if saved_split is None else _load_split(config, data, saved_split)
+    return Prepared(config, make_task(config, data, partition))
 
 
 def prepare_data(
@@ -40,17 +68,22 @@ def split_seed(config: Run) -> int:
 
 
 def cut(config: Run, data: Dataset) -> Partition:
-    """The run's partition."""
-    clients = config.resolved(data).clients
-    assert clients is not None
-    return config.split.cut(data, clients, split_seed(config))
+    """The partition of a resolved run."""
+    assert config.clients is not None
+    return config.split.cut(data, config.clients, split_seed(config))
+
+
+def _load_split(config: Run, data: Dataset, path: Path) -> Partition:
+    partition = load_partition(path, data)
+    if not partition.fits(data):
+        raise InputError(f"{path} was made for other data than '{config.data}' gives now; restore the data files")
+    return partition
 
 
 def make_task(config: Run, data: Dataset, partition: Partition) -> Task:
-    """Everything about the run that stays the same from round to round."""
-    build = model_builder(config, data)
+    """Everything about a resolved run that stays the same from round to round."""
     device = Device.from_name(config.execution.device, config.execution.precision)
-    net = Net(build().to(device.kind), config.execution.memory_format == "channels_last")
+    net = Net(build_model(config, data).to(device.kind), config.execution.memory_format == "channels_last")
     params, buffers = (device.to_cpu({"all": tree})["all"] for tree in net.trees())
     method, evaluation = config.method, config.evaluation
     task = Task(
@@ -86,17 +119,12 @@ def cohort_size(config: Run, clients: int) -> int:
     return max(1, int(config.sample * clients + 1e-9))  # 1e-9: 0.29 * 100 is 28.999… in binary
 
 
-def model_builder(config: Run, data: Dataset) -> Callable[[], Model]:
-    """Makes the run's initial model; its weights depend on the seed alone."""
-
-    def build() -> Model:
-        with seeds.preserve_global_generator():
-            seeds.seed_layers(config.seed, "model")
-            model = config.resolved(data).model
-            assert model is not None
-            return config.method.remodel(model.build(data.shape, data.num_classes), data.num_classes)
-
-    return build
+def build_model(config: Run, data: Dataset) -> Model:
+    """The initial model of a resolved run; its weights depend on the seed alone."""
+    assert config.model is not None
+    with seeds.preserve_global_generator():
+        seeds.seed_layers(config.seed, "model")
+        return config.method.remodel(config.model.build(data.shape, data.num_classes), data.num_classes)
 
 
 def make_executor(config: Run, task: Task) -> Executor:

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from unskew.base import seeds, storage, tree
 from unskew.base.cache import cache_dir
+from unskew.base.errors import InputError
 from unskew.base.process import prepare_process
 from unskew.base.registry import construct
 from unskew.core.jobs import Executor, Job
@@ -44,45 +45,45 @@ _STEPS = 3
 _POOL_SECONDS_A_JOB = 4e-4
 
 
-def settled(config: Run, task: Task) -> Run:
-    """The run with nothing left to choose; says what was chosen and why."""
+def settle(config: Run, task: Task) -> Run:
+    """The run with nothing left to choose; logs what was chosen and why."""
     chosen = config.execution
     if chosen.memory_format == "auto":
         stacked = chosen.executor == "stacked"  # `vmap` knows no other format
-        chosen = _with(chosen, memory_format="contiguous" if stacked else _memory_format(task))
+        chosen = _change(chosen, memory_format="contiguous" if stacked else _choose_memory_format(task))
     task.net.channels_last = chosen.memory_format == "channels_last"
     if chosen.executor == "auto":
-        chosen = _with(chosen, executor=_executor(task, chosen))
+        chosen = _change(chosen, executor=_choose_executor(task, chosen))
     if chosen.executor == "stacked":
         task.net.channels_last = False
-        chosen = _with(chosen, memory_format="contiguous", chunk=chosen.chunk or clients_at_once(task))
+        chosen = _change(chosen, memory_format="contiguous", chunk=chosen.chunk or clients_at_once(task))
     return replace(config, execution=chosen)
 
 
-def _with(execution: Execution, **values: Any) -> Execution:
+def _change(execution: Execution, **values: Any) -> Execution:
     return construct(Execution, {**vars(execution), **values})
 
 
 # -------------------------------------------------------------------------------------------- memory format
 
 
-def _memory_format(task: Task) -> str:
+def _choose_memory_format(task: Task) -> str:
     if not any(value.dim() == 4 for value in task.initial["model"].values()):
         return "contiguous"
 
     def measure() -> tuple[str, str]:
-        plain = replace(_short(task), method=methods.build("fedavg"))
-        times = _interleaved({form: _visit_in(plain, form) for form in ("contiguous", "channels_last")})
+        plain = replace(_shorten(task), method=methods.build("fedavg"))
+        times = _time_in_turns({form: _visit_trial(plain, form) for form in ("contiguous", "channels_last")})
         gain = times["contiguous"] / times["channels_last"]
         form = "channels_last" if gain >= AT_LEAST else "contiguous"
         return form, f"channels_last is {gain:.2f} x as fast here"
 
-    # not by method: methods that are compared lie in memory alike
-    return _remembered("memory format", task, (task.local.batch,), measure, "contiguous")
+    # not by method: methods that are compared use the same format
+    return _recall_or_measure("memory format", task, (task.local.batch,), measure, "contiguous")
 
 
-def _visit_in(task: Task, form: str) -> Callable[[], None]:
-    job = _jobs(task, 1)[0]
+def _visit_trial(task: Task, form: str) -> Callable[[], None]:
+    job = _make_jobs(task, 1)[0]
 
     def work() -> None:
         task.net.channels_last = form == "channels_last"
@@ -94,36 +95,38 @@ def _visit_in(task: Task, form: str) -> Callable[[], None]:
 # ------------------------------------------------------------------------------------------------- executor
 
 
-def _executor(task: Task, execution: Execution) -> str:
+def _choose_executor(task: Task, execution: Execution) -> str:
     workers = min(execution.workers or os.cpu_count() or 1, task.cohort_size)
 
     def measure() -> tuple[str, str]:
         try:
-            times = _seconds_a_round(task, workers if _can_fork(task, execution) else 1)
-        except Exception as error:  # the run itself will tell better what is wrong, and where
+            times = _estimate_seconds(task, workers if _can_fork(task, execution) else 1)
+        except InputError:
+            raise  # what a method refuses it refuses here, too
+        except Exception as error:  # the run itself will say better what is wrong, and where
             return "serial", f"the trial failed: {type(error).__name__}"
         best = min(times, key=lambda name: times[name])
         listed = ", ".join(f"{name} {seconds:.2g}" for name, seconds in times.items())
         return best, f"estimated seconds a round: {listed}"
 
     about = (workers, task.cohort_size, str(task.method), replace(task.local, lr=1.0), task.buffer_policy)
-    return _remembered("executor", task, about, measure, "serial")
+    return _recall_or_measure("executor", task, about, measure, "serial")
 
 
 def _can_fork(task: Task, execution: Execution) -> bool:
     return hasattr(os, "fork") and task.device.is_cpu and execution.threads == 1
 
 
-def _seconds_a_round(task: Task, workers: int) -> dict[str, float]:
+def _estimate_seconds(task: Task, workers: int) -> dict[str, float]:
     """Estimated from a few steps of some clients of the first round."""
-    short, cohort = _short(task), task.cohort_size
+    short, cohort = _shorten(task), task.cohort_size
     some = min(cohort, clients_at_once(task))
-    jobs = _jobs(short, some)
-    ways = {"serial": _played(Serial(short), jobs[:1])}
+    jobs = _make_jobs(short, some)
+    ways = {"serial": _trial(Serial(short), jobs[:1])}
     if task.method.stackable and some > 1:
         stacked = Stacked(short, some)
-        ways["stacked"] = _contiguous(task, _played(stacked, jobs))
-    times = _interleaved(ways)
+        ways["stacked"] = _in_contiguous(task, _trial(stacked, jobs))
+    times = _time_in_turns(ways)
     scale = _steps_a_visit(task, jobs) / _STEPS
     found = {"serial": cohort * times["serial"] * scale}
     if workers > 1:
@@ -133,7 +136,7 @@ def _seconds_a_round(task: Task, workers: int) -> dict[str, float]:
     return found
 
 
-def _played(executor: Executor, jobs: list[Job]) -> Callable[[], None]:
+def _trial(executor: Executor, jobs: list[Job]) -> Callable[[], None]:
     def work() -> None:
         for _ in executor.run(jobs):
             pass
@@ -141,7 +144,7 @@ def _played(executor: Executor, jobs: list[Job]) -> Callable[[], None]:
     return work
 
 
-def _contiguous(task: Task, work: Callable[[], None]) -> Callable[[], None]:
+def _in_contiguous(task: Task, work: Callable[[], None]) -> Callable[[], None]:
     def inside() -> None:
         before, task.net.channels_last = task.net.channels_last, False
         try:
@@ -180,7 +183,7 @@ def _saved_bytes(task: Task) -> int:
 
     one = replace(task, local=replace(task.local, steps=1), method=methods.build("fedavg"))
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value):
-        one.work(_jobs(one, 1)[0])
+        one.work(_make_jobs(one, 1)[0])
     return sum(seen.values())
 
 
@@ -198,11 +201,11 @@ def free_memory(device: torch.device) -> int:
 # ------------------------------------------------------------------------------------------------ measuring
 
 
-def _short(task: Task) -> Task:
+def _shorten(task: Task) -> Task:
     return replace(task, local=replace(task.local, steps=_STEPS))
 
 
-def _jobs(task: Task, count: int) -> list[Job]:
+def _make_jobs(task: Task, count: int) -> list[Job]:
     """Jobs of the first round's first clients."""
     cohort = task.sample_cohort(1)
     with seeds.preserve_global_generator():
@@ -211,7 +214,7 @@ def _jobs(task: Task, count: int) -> list[Job]:
         return [Job("train", 1, k, task.method.download(s, server, k)) for k in cohort[:count]]
 
 
-def _interleaved(ways: dict[str, Callable[[], None]], repeats: int = 5, budget: float = 2.0) -> dict[str, float]:
+def _time_in_turns(ways: dict[str, Callable[[], None]], repeats: int = 5, budget: float = 2.0) -> dict[str, float]:
     """Median seconds of each, taken in turns; whatever is slow is repeated less often."""
     times: dict[str, list[float]] = {name: [] for name in ways}
     with prepare_process(threads=1):
@@ -226,7 +229,7 @@ def _interleaved(ways: dict[str, Callable[[], None]], repeats: int = 5, budget: 
     return {name: statistics.median(values) for name, values in times.items()}
 
 
-def _remembered(
+def _recall_or_measure(
     what: str, task: Task, about: tuple[Any, ...], measure: Callable[[], tuple[str, str]], plain: str
 ) -> str:
     """The choice in the cache, or a new one, which is kept there; `plain` if nothing can be kept."""
@@ -241,7 +244,7 @@ def _remembered(
             storage.write_atomic(path, json.dumps({"what": what, "choice": choice, "why": why}).encode())
         except OSError as error:
             choice, why = plain, f"not measured: cannot write {path}: {error.strerror or error}"
-    # only who asked for a choice is told of it; every choice is in run.toml
+    # shown only to users who asked for a choice; every choice is in run.toml
     log.log(logging.INFO if what == "executor" else logging.DEBUG, "%s: %s (%s)", what, choice, why)
     return choice
 

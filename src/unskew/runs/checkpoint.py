@@ -1,9 +1,9 @@
 """Checkpoints: written to a new file, synced, then renamed; the name carries the checksum.
 
-    round-000010.<checksum>.safetensors    the server's state, and where each client's lies
-    clients/states-000001                  clients' states, one after the other; see core/pages.py
+    round-000010.<checksum>.safetensors    the server's state, and which states of clients belong to it
+    clients.sqlite                         the clients' states; see runs/state_file.py
 
-The two newest checkpoints are kept, and the states that they name.
+The two newest checkpoints are kept, and the clients' states that belong to them.
 """
 
 from __future__ import annotations
@@ -17,16 +17,14 @@ from torch import Tensor
 from unskew.base import storage
 from unskew.base.errors import InputError
 from unskew.base.tree import Groups
-from unskew.runs import pages
+from unskew.runs import state_file
 from unskew.runs.client_store import StateStore
 
 log = logging.getLogger(__name__)
 KEPT = 2
 """The newest checkpoints that stay: if the last is damaged, the one before serves."""
-STATES = "clients"
-"""The sub-folder of clients' states."""
-_TABLE = "client states"
-_FORMAT = 2
+_STATES = "client states"
+_FORMAT = 3
 
 
 @dataclass(frozen=True)
@@ -36,12 +34,12 @@ class Checkpoint:
     round: int
     server: Groups
     states: Tensor
-    """Where each client's state lies."""
+    """The snapshot of the clients' states."""
 
 
 def save(folder: Path, run_hash: str, round_: int, server: Groups, store: StateStore) -> None:
     """Writes the state after this round and removes what the kept checkpoints no longer need."""
-    groups = {**server, _TABLE: {"table": store.snapshot()}}
+    groups = {**server, _STATES: {"snapshot": store.snapshot()}}
     notes = {"format": _FORMAT, "run": run_hash, "round": round_}
     storage.write_certified(folder, f"round-{round_:06d}", storage.encode(groups, notes))
     for path in _newest_first(folder)[KEPT:]:
@@ -59,14 +57,14 @@ def load_newest(folder: Path, run_hash: str, at_most: int) -> Checkpoint | None:
         try:
             found = _read(path, run_hash)
             for problem in problems:
-                log.warning("%s; going on from the checkpoint before it, after round %s", problem, found.round)
+                log.warning("%s; resuming from the checkpoint before it, after round %s", problem, found.round)
             return found
         except _OtherRun:
             raise
         except InputError as error:
             problems.append(error)
     if candidates:
-        raise InputError(f"no checkpoint in {folder} is whole ({problems[0]}); start the run anew in another folder")
+        raise InputError(f"no checkpoint in {folder} is whole ({problems[0]}); start the run again in another folder")
     return None
 
 
@@ -75,16 +73,16 @@ class _OtherRun(InputError):
 
 
 def _read(path: Path, run_hash: str) -> Checkpoint:
-    """The checkpoint, if it and all the states it names are whole."""
+    """The checkpoint, if it and all states that belong to it are whole."""
     data = storage.read_certified(path)
     notes = storage.read_notes(data)
     if notes["run"] != run_hash:
         raise _OtherRun(f"{path} belongs to run {notes['run']}, but run.toml gives {run_hash}; restore run.toml")
     if notes.get("format") != _FORMAT:
-        raise _OtherRun(f"{path} was written by another version of unskew; go on with that one or start anew")
+        raise _OtherRun(f"{path} was written by another version of unskew; resume with that version, or start again")
     groups = storage.decode(data)
-    states = groups.pop(_TABLE)["table"]
-    pages.check(path.parent / STATES, states)
+    states = groups.pop(_STATES)["snapshot"]
+    state_file.check(path.parent, states)
     return Checkpoint(int(notes["round"]), groups, states)
 
 

@@ -1,4 +1,4 @@
-"""What each client remembers between its visits: in memory up to a limit, the rest paged to disk."""
+"""What each client remembers between its visits: in memory up to a limit, the rest on disk."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from unskew.base import storage, tree
 from unskew.base.tree import Groups
-from unskew.runs.pages import Pages
+from unskew.runs.state_file import StateFile
 
 _OVERHEAD = 1000
 """Bytes of a tensor beside its numbers, measured: without them a million tiny states would pass for nothing."""
@@ -18,13 +18,12 @@ _OVERHEAD = 1000
 class StateStore:
     """Client states by client; the least recently used leave memory first.
 
-    States that an older checkpoint names are still there after the run went on, unless `keep_versions` is off: then
-    there are no checkpoints.
+    With a folder, the states of the last two checkpoints stay there; without one there are no checkpoints.
     """
 
-    def __init__(self, folder: Path, limit: int = 256 << 20, keep_versions: bool = True) -> None:
+    def __init__(self, folder: Path | None = None, limit: int = 256 << 20) -> None:
         self.limit = limit
-        self._pages = Pages(folder, keep=keep_versions)
+        self._file = StateFile(folder)
         self._memory: OrderedDict[int, Groups] = OrderedDict()
         self._sizes: dict[int, int] = {}
         self._dirty: set[int] = set()
@@ -37,37 +36,43 @@ class StateStore:
         if client in self._memory:
             self._memory.move_to_end(client)
             return self._memory[client]
-        if client not in self._pages:
+        data = self._file.read(client)
+        if data is None:
             return {}
-        state = storage.decode(self._pages.read(client))
+        state = storage.decode(data)
         self._remember(client, state)
         return state
 
     def put(self, client: int, state: Groups, round_: int) -> None:
         """Replaces the client's state after its visit in this round."""
-        if not state and client not in self._memory and client not in self._pages:
+        if not state and not self.get(client):
             return
         self._dirty.add(client)
         self.latest = max(self.latest, round_)
         self._remember(client, state)
 
     def snapshot(self) -> Tensor:
-        """Brings every state to disk, synced; gives the table of where they lie, for `restore`."""
+        """Brings every state to disk, synced; gives what `restore` needs to find them again."""
         for client in sorted(self._dirty):
             self._write(client)
-        return self._pages.sync()
+        return self._file.snapshot()
 
-    def restore(self, table: Tensor) -> None:
-        """Takes up the states that a snapshot named."""
+    def restore(self, snapshot: Tensor) -> None:
+        """Takes up the states of a snapshot."""
+        self.close()
+        self._file.restore(snapshot)
+
+    def prune(self) -> None:
+        """Called after each checkpoint: removes what neither it nor the one before it needs."""
+        self._file.prune()
+
+    def close(self) -> None:
+        """Forgets every state that is in no snapshot and closes the file."""
         self._memory.clear()
         self._sizes.clear()
         self._dirty.clear()
         self._held = 0
-        self._pages.restore(table)
-
-    def prune(self) -> None:
-        """Called after each checkpoint: removes what neither it nor the one before it needs."""
-        self._pages.prune()
+        self._file.close()
 
     def _remember(self, client: int, state: Groups) -> None:
         size = tree.nbytes(state) + _OVERHEAD * sum(map(len, state.values()))
@@ -83,5 +88,5 @@ class StateStore:
 
     def _write(self, client: int) -> None:
         if client in self._dirty:
-            self._pages.write(client, storage.encode(self._memory[client]))
+            self._file.write(client, storage.encode(self._memory[client]))
             self._dirty.discard(client)

@@ -23,7 +23,7 @@ Metric = Literal["last", "last_k", "last_10_percent", "best_on_validation", "bes
 
 
 @dataclass(frozen=True)
-class Played:
+class CellResult:
     """One method under one seed."""
 
     method: str
@@ -47,43 +47,46 @@ def compare(
     data_dir: Path | None = None,
     dataset: Dataset | None = None,
     announce: Announce | None = None,
-) -> list[Played]:
+) -> list[CellResult]:
     """Runs every method under every seed; finished cells are read back, interrupted ones are resumed."""
     names = [str(method) for method in methods]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice:
         raise InputError(f"'{twice}' is named twice in the comparison; give each method once, with different options")
     loaded = dataset if dataset is not None else load(base.data, data_dir)
-    # every cell is checked before the first is played
+    # every cell is checked before the first is run
     wanted = [construct(Run, {**vars(base), "method": method, "seed": seed}) for seed in seeds for method in methods]
-    runs = [run.resolved(building.prepare_data(run, data_dir, loaded)) for run in wanted]
-    cells: list[Played] = []
+    runs = [run.resolve(building.prepare_data(run, dataset=loaded)) for run in wanted]
+    cells: list[CellResult] = []
     for run in runs:
         watch = announce(run, len(cells) + 1, len(runs)) if announce else None
         path = out / "runs" / f"{run.method.name}-seed{run.seed}-{run.hash}"
-        cells.append(_cell(run, path, data_dir, loaded, watch))
+        cells.append(_run_cell(run, path, loaded, watch))
     return cells
 
 
-def _cell(run: Run, path: Path, data_dir: Path | None, data: Dataset, watch: engine.Watch | None) -> Played:
+def _run_cell(run: Run, path: Path, data: Dataset, watch: engine.Watch | None) -> CellResult:
     folder = RunFolder(path)
-    reused = folder.finished
-    prepared = building.prepare_data(run, data_dir, data)
-    if (path / "run.toml").exists():
-        _say_unmeasured(run, path)
-    if reused and not load_partition(folder.split, prepared).fits(prepared):
-        raise InputError(f"{path} was run on other data than '{run.data}' gives now; choose another --out")
-    if not reused:
-        if (path / "run.toml").exists():
-            engine.resume(path, data_dir=data_dir, dataset=data, watch=watch, model=run.model)
-        else:
-            engine.run(run, path, data_dir=data_dir, dataset=data, watch=watch)
+    reused, begun = folder.finished, (path / "run.toml").exists()
+    if begun:
+        _warn_unmeasured(run, path)
+    if reused:
+        _check_data(run, folder, building.prepare_data(run, dataset=data))
+    elif begun:
+        engine.resume(path, dataset=data, watch=watch, model=run.model)
+    else:
+        engine.run(run, path, dataset=data, watch=watch)
     rows = [row for _, row in sorted(folder.rounds().items())]
-    return Played(str(run.method), run.seed, path, folder.summary(), rows, reused)
+    return CellResult(str(run.method), run.seed, path, folder.summary(), rows, reused)
 
 
-def _say_unmeasured(run: Run, path: Path) -> None:
-    """Measures change no result, so a run that is there already counts; what it did not measure stays unmeasured."""
+def _check_data(run: Run, folder: RunFolder, data: Dataset) -> None:
+    if not load_partition(folder.split, data).fits(data):
+        raise InputError(f"{folder.path} was run on other data than '{run.data}' gives now; choose another --out")
+
+
+def _warn_unmeasured(run: Run, path: Path) -> None:
+    """Measures change no result, so an existing run counts; what it did not measure stays unmeasured."""
     begun = [str(measure) for measure in RunFolder.open(path)[1].measure]
     missing = [str(measure) for measure in run.measure if str(measure) not in begun]
     if missing:

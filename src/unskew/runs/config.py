@@ -66,15 +66,15 @@ class Run(Component):
     def hash(self) -> str:
         """Names the run: equal for runs that must give equal results."""
         table = to_table(self)
-        del table["plugins"]  # where the code lies is not what it does
-        del table["measure"]  # looking on changes no result
-        # sums round differently with another number of threads, and bfloat16 is another computation
-        if not self.stragglers:  # off: the run that it was before there were any
+        del table["plugins"]  # where code is stored is not what it does
+        del table["measure"]  # measuring changes no result
+        if not self.stragglers:  # off: the same run as before this option existed
             del table["stragglers"], table["straggler_online"]
+        # sums round differently with another number of threads, and bfloat16 is another computation
         table["execution"] = {"threads": self.execution.threads, "precision": self.execution.precision}
         return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:12]
 
-    def resolved(self, data: Dataset) -> Run:
+    def resolve(self, data: Dataset) -> Run:
         """The run with what depends on the data filled in, the number of clients and the model; refuses a misfit."""
         if not self.augment.is_identity:
             self.augment.check(data.shape)
@@ -186,7 +186,7 @@ def read_file(path: Path) -> Table:
             f"cannot read the run file {path}: {error.strerror or error}; give the path of a TOML file"
         ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is not a valid TOML file: {error}; mend it there") from None
+        raise InputError(f"{path} is not a valid TOML file: {error}; fix it there") from None
 
 
 def override(table: Mapping[str, Any], path: str, value: Any) -> Table:

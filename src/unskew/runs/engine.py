@@ -1,14 +1,14 @@
-"""From a `Run` to its results: plays the rounds, evaluates, keeps the folder."""
+"""From a `Run` to its results: runs the rounds, evaluates, keeps the folder."""
 
 from __future__ import annotations
 
 import itertools
 import logging
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -24,22 +24,21 @@ from unskew.core.round_loop import Round, rounds
 from unskew.core.task import Task
 from unskew.data.dataset import Dataset
 from unskew.data.files.download import Progress
-from unskew.data.partition.saved import load_partition
 from unskew.measures.recorder import Recorder
 from unskew.models.base import Architecture, Model
 from unskew.runs import checkpoint
-from unskew.runs.building import cut, make_executor, make_task, model_builder, prepare_data
-from unskew.runs.calibration import settled
+from unskew.runs.building import Prepared, build_model, make_executor, prepare
+from unskew.runs.calibration import settle
 from unskew.runs.client_store import StateStore
 from unskew.runs.config import Run
-from unskew.runs.evaluation import evaluate_clients, figures_of, score_global
+from unskew.runs.evaluation import evaluate_clients, evaluate_global
 from unskew.runs.folder import Row, RunFolder, to_json
 from unskew.runs.sections import Execution
 from unskew.runs.summary import summarise
 
 log = logging.getLogger(__name__)
 Watch = Callable[[Row], None]
-"""Is told of every finished round; it may look and must not change anything."""
+"""Called with the row of every finished round; it must not change anything."""
 
 
 @dataclass(frozen=True)
@@ -82,22 +81,26 @@ def run(
     download: Progress | None = None,
     profile: Profile | None = None,
 ) -> Result:
-    """Plays a run from its start; with `out` it leaves a run folder that can be resumed.
+    """Runs a method from the start; with `out` it leaves a run folder that can be resumed.
 
-    `profile` is told where the seconds of the rounds go.
+    `profile` collects where the seconds of the rounds go.
     """
     if out is not None:
         RunFolder(Path(out)).check_free()  # before anything takes time
-    data = prepare_data(config, data_dir, dataset, download)
-    config = config.resolved(data)
-    partition = cut(config, data)
-    task = make_task(config, data, partition)
-    task.method.init(task.server_context(0))  # what a method refuses it refuses before there is a folder
-    config = settled(config, task)
+    return start(prepare(config, data_dir, dataset, download), out, watch=watch, profile=profile)
+
+
+def start(
+    prepared: Prepared, out: Path | str | None = None, *, watch: Watch | None = None, profile: Profile | None = None
+) -> Result:
+    """Runs what was prepared, as `run` does."""
+    task = prepared.task
+    config = settle(prepared.config, task)
+    server = _make_server(config, task)  # what a method refuses it refuses before there is a folder
     folder = RunFolder.create(Path(out), config) if out is not None else None
     if folder is not None:
-        partition.save(folder.split)
-    return _Play(config, replace(task, profile=profile), folder, watch).play()
+        task.federation.partition.save(folder.split)
+    return _Loop(config, replace(task, profile=profile), folder, watch).run(server)
 
 
 def resume(
@@ -115,54 +118,50 @@ def resume(
         config = replace(config, model=model)
     if executor is not None:
         config = replace(config, execution=construct(Execution, {**vars(config.execution), "executor": executor}))
-    data = prepare_data(config, data_dir, dataset, None)
-    if folder.split.exists():
-        partition = load_partition(folder.split, data)
-        if not partition.fits(data):
-            raise InputError(
-                f"{folder.split} was made for other data than '{config.data}' gives now; restore the data files"
-            )
-    else:
-        partition = cut(config, data)
-        partition.save(folder.split)
-    folder.mend()
-    task = make_task(config, data, partition)
-    return _Play(settled(config, task), task, folder, watch).play()
+    has_split = folder.split.exists()
+    prepared = prepare(config, data_dir, dataset, saved_split=folder.split if has_split else None)
+    task = prepared.task
+    if not has_split:
+        task.federation.partition.save(folder.split)
+    folder.drop_torn_lines()
+    return _Loop(settle(prepared.config, task), task, folder, watch).run()
 
 
-class _Play:
-    """One run being played: rounds, evaluation, rows, checkpoints."""
+def _make_server(config: Run, task: Task) -> Groups:
+    """The server's state before the first round."""
+    with prepare_process(config.execution.threads), task.device.set_tf32():
+        return task.method.init(task.server_context(0))
+
+
+class _Loop:
+    """One run at work: rounds, evaluation, rows, checkpoints."""
 
     def __init__(self, config: Run, task: Task, folder: RunFolder | None, watch: Watch | None) -> None:
         self.config, self.folder, self.watch = config, folder, watch
         self.recorder = Recorder(config.measure, task, config.rounds, config.evaluation.every)
         self.task = self.recorder.task
-        self._scratch = None if folder else tempfile.TemporaryDirectory(prefix="unskew-")
-        above = folder.checkpoints if folder else Path(self._scratch.name)  # type: ignore[union-attr]
-        memory = config.execution.state_memory << 20
-        self.store = StateStore(above / checkpoint.STATES, memory, keep_versions=folder is not None)
+        self.store = StateStore(folder.checkpoints if folder else None, config.execution.state_memory << 20)
         self.known: dict[int, Row] = folder.rounds() if folder else {}
         self.known_clients: dict[tuple[int, int, bool], Row] = {}
         self.rows: dict[int, Row] = {}
         self.saved, self.saved_at = 0, time.monotonic()
 
-    def play(self) -> Result:
-        lock = self.folder.locked() if self.folder else nullcontext()
+    def run(self, server: Groups | None = None) -> Result:
+        """Runs all rounds; `server` is the initial state, made here if it is not given and there is no checkpoint."""
+        lock = self.folder.lock() if self.folder else nullcontext()
         with lock, prepare_process(self.config.execution.threads), self.task.device.set_tf32():
             executor = make_executor(self.config, self.task)
             try:
                 with open_part(self.task.profile, "rest"):
-                    server = self._play(executor)
-                    return self._finish(server)
+                    return self._finish(self._run_rounds(executor, server))
             finally:
                 executor.close()
+                self.store.close()
                 if self.folder:
                     self.folder.close()
-                if self._scratch:
-                    self._scratch.cleanup()
 
-    def _play(self, executor: Executor) -> Groups:
-        server, done = self._begin(executor)
+    def _run_rounds(self, executor: Executor, server: Groups | None) -> Groups:
+        server, done = self._begin(executor, server)
         last = self.config.rounds
         current = Round(done, server, {})
         try:
@@ -172,15 +171,16 @@ class _Play:
                 if current.number == last or self._due(current.number):
                     self._save(current)
         except (KeyboardInterrupt, InputError, ClientError):
-            # the finished rounds are worth keeping, unless clients already remember a round that is only half played
+            # the finished rounds are worth keeping, unless clients already remember one that is only half done
             if current.number > self.saved and current.number in self.rows and self.store.latest <= current.number:
                 self._save(current)
             raise
         return current.server
 
-    def _begin(self, executor: Executor) -> tuple[Groups, int]:
+    def _begin(self, executor: Executor, server: Groups | None) -> tuple[Groups, int]:
+        """The server's state to continue from, and its round."""
         found = self._checkpoint()
-        if self.folder:  # rows of the rounds that may be played again, not of all
+        if self.folder:  # rows of the rounds that may be run again, not of all
             after = found.round if found else -1
             rows = (row for row in self.folder.client_rows() if row["round"] > after)
             self.known_clients = {_key(row): row for row in rows}
@@ -188,19 +188,19 @@ class _Play:
             self.store.restore(found.states)
             self.rows = {number: row for number, row in self.known.items() if number <= found.round}
             self.saved = found.round
-            log.info("going on after round %d", found.round)
+            log.info("resuming after round %d", found.round)
             return found.server, found.round
-        server = self.task.method.init(self.task.server_context(0))
+        server = server if server is not None else _make_server(self.config, self.task)
         self._record(Round(0, server, {"round": 0}), executor)
         return server, 0
 
     def _checkpoint(self) -> checkpoint.Checkpoint | None:
-        """Where to go on from: rows that were lost are played again."""
+        """Where to resume: rounds whose rows were lost are run again."""
         if not self.folder:
             return None
         unbroken = next(number for number in itertools.count() if number not in self.known) - 1
         if self.known and unbroken < max(self.known):
-            log.warning("rounds.jsonl lacks round %d; going on from before it", unbroken + 1)
+            log.warning("rounds.jsonl lacks round %d; resuming from before it", unbroken + 1)
         return checkpoint.load_newest(self.folder.checkpoints, self.config.hash, unbroken)
 
     def _record(self, done: Round, executor: Executor) -> None:
@@ -239,11 +239,10 @@ class _Play:
         # with pool_test the test samples are training samples of the clients, so only their held-out ones can test
         tests_global = method.output != "personal" and not self.config.pool_test
         if tests_global and (final or number % wanted.every == 0):
-            known = score_global(self.task, executor, done.server, number)
-            figures |= figures_of(self.task, known)
+            figures, known = evaluate_global(self.task, executor, done.server, number)
             if self.task.federation.dataset.validation is not None:
-                score = score_global(self.task, executor, done.server, number, "validate")
-                figures["validation"] = figures_of(self.task, score, "validate")["accuracy"]
+                validated, _ = evaluate_global(self.task, executor, done.server, number, "validate")
+                figures["validation"] = validated["accuracy"]
         often = wanted.clients_every or (0 if tests_global and method.output in ("global", "tuned") else wanted.every)
         if wanted.local_test != "none" and (final or (often and number % often == 0)):
             arguments = (self.task, executor, self.store, done.server, number, wanted.max_clients, known)
@@ -268,7 +267,7 @@ class _Play:
             reason = error.strerror or str(error)
             raise InputError(
                 f"cannot write a checkpoint into {self.folder.checkpoints}: {reason}; "
-                f"make room, then 'unskew resume {self.folder.path}' goes on after round {self.saved}"
+                f"make room, then 'unskew resume {self.folder.path}' continues after round {self.saved}"
             ) from None
         self.saved = current.number
 
@@ -284,7 +283,7 @@ class _Play:
             self.folder.write_model(storage.encode(whole, about))
             self.folder.write_summary(summary)
         path = self.folder.path if self.folder else None
-        build = model_builder(self.config, self.task.federation.dataset)
+        build = partial(build_model, self.config, self.task.federation.dataset)
         return Result(self.config, summary, list(self.rows.values()), server, published, path, build)
 
 

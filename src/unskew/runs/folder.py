@@ -4,11 +4,11 @@
     split.json         which client holds which samples
     rounds.jsonl       one object a round, round 0 being the initial model
     clients.jsonl      one object a client and round, and one a client and test
-    checkpoint/        the newest states, see core/checkpoint.py
+    checkpoint/        the newest states, see runs/checkpoint.py
     model.safetensors  the final global model
     summary.json       the figures; its presence says that the run is finished
 
-Rows are only ever appended; where a round was played again after a crash with another result, its last row counts.
+Rows are only ever appended; where a round was run again after a crash with another result, its last row counts.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SUMMARY = {"method", "data", "rounds", "accuracy", "personal", "loss", "bytes_up
 
 
 def to_json(value: Any, indent: int | None = None) -> str:
-    """JSON that every reader takes: NaN and infinities, which it has no word for, become null."""
+    """JSON that every reader accepts: NaN and infinities, which it cannot express, become null."""
     try:
         return json.dumps(value, indent=indent, allow_nan=False)
     except ValueError:
@@ -85,7 +85,7 @@ class RunFolder:
         if (self.path / "summary.json").exists():
             return "holds a finished run; choose another --out"
         if (self.path / "run.toml").exists():
-            return f"holds an unfinished run; go on with 'unskew resume {self.path}' or choose another --out"
+            return f"holds an unfinished run; continue it with 'unskew resume {self.path}' or choose another --out"
         return "is not empty; choose another --out"
 
     @classmethod
@@ -96,7 +96,7 @@ class RunFolder:
         return cls(path), from_table(read_file(path / "run.toml"))
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
+    def lock(self) -> Iterator[None]:
         """Keeps other processes from working on this run; ends with the process, however it ends."""
         try:
             import fcntl
@@ -108,12 +108,12 @@ class RunFolder:
             try:
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                raise InputError(f"another process is at work on {self.path}; wait until it ends") from None
+                raise InputError(f"another process is working on {self.path}; wait until it ends") from None
             yield
 
     @property
     def finished(self) -> bool:
-        """Whether the run came to its end."""
+        """Whether the run is finished."""
         return (self.path / "summary.json").is_file()
 
     def rounds(self) -> dict[int, Row]:
@@ -166,8 +166,8 @@ class RunFolder:
             os.close(file)
         self._open.clear()
 
-    def mend(self) -> None:
-        """Cuts off a last line that a crash left unfinished: it is not a row yet."""
+    def drop_torn_lines(self) -> None:
+        """Removes a last line that a crash left unfinished: it is not a row yet."""
         for name in ("rounds.jsonl", "clients.jsonl"):
             path = self.path / name
             if path.exists() and path.stat().st_size and _last_byte(path) != b"\n":
@@ -175,7 +175,7 @@ class RunFolder:
                 os.truncate(path, whole)
 
     def sync(self) -> None:
-        """Brings the rows to disk, before a checkpoint that takes them for granted."""
+        """Brings the rows to disk, before a checkpoint that relies on them."""
         for name in ("rounds.jsonl", "clients.jsonl"):
             if (self.path / name).exists():
                 with (self.path / name).open("rb") as file:
@@ -202,7 +202,7 @@ class RunFolder:
                 if not isinstance(row, dict) or not all(isinstance(row.get(key), int) for key in keys):
                     raise InputError(
                         f"{path} is damaged at line {number}: expected a JSON object with {' and '.join(keys)}; "
-                        "remove that line, or start the run anew in another folder"
+                        "remove that line, or start the run again in another folder"
                     )
                 yield row
 

@@ -82,7 +82,7 @@ class Execution(Component):
     chunk: int = param(default=0, ge=0, doc="clients that `stacked` runs at once; 0: as many as fit the free memory")
     compile: bool = param(default=False, doc="`stacked` compiles the local step (torch.compile's backend)")
     memory_format: Literal["auto", "contiguous", "channels_last"] = param(
-        default="auto", doc="how images and convolutions lie in memory; auto: what a quick trial finds faster"
+        default="auto", doc="memory layout of images and convolutions; auto: what a quick trial finds faster"
     )
     device: str = param(default="cpu", doc="where clients work: cpu, cuda, cuda:1, or auto: a GPU if there is one")
     precision: Precision = param(
@@ -90,12 +90,12 @@ class Execution(Component):
     )
     threads: int = param(default=1, ge=1, doc="threads of each process; the same number gives the same bits")
     checkpoint_every: int = param(
-        default=0, ge=0, doc="rounds between checkpoints; 0: 10, and at least 5 seconds (a slow disk must not rule)"
+        default=0, ge=0, doc="rounds between checkpoints; 0: 10, and at least 5 seconds (for slow disks)"
     )
-    state_memory: int = param(default=256, ge=1, doc="MiB of client state kept in memory; the rest is paged to disk")
+    state_memory: int = param(default=256, ge=1, doc="MiB of client state kept in memory; the rest is on disk")
 
     def check(self) -> None:
-        """An error where options do not go together, or the machine has not what they ask for."""
+        """An error where options do not fit together, or the machine lacks what they ask for."""
         if self.executor == "pool" and self.threads > 1:
             raise InputError(
                 f"executor 'pool' runs one thread in each worker, got execution.threads = {self.threads}; "

@@ -11,9 +11,9 @@ from unskew.runs.folder import Row
 
 def summarise(config: Run, task: Task, rows: list[Row]) -> Row:
     """The figures of a finished run."""
-    played = [row for row in rows if row["round"] > 0]
-    tested = [row for row in played if "accuracy" in row]
-    personal = [row["personal"] for row in played if row.get("personal", {}).get("clients_tested")]
+    done = [row for row in rows if row["round"] > 0]
+    tested = [row for row in done if "accuracy" in row]
+    personal = [row["personal"] for row in done if row.get("personal", {}).get("clients_tested")]
     curve = [row["accuracy"] for row in tested] or [figures["pooled"] for figures in personal]
     if not curve:
         raise InputError(
@@ -40,15 +40,15 @@ def summarise(config: Run, task: Task, rows: list[Row]) -> Row:
         "train_samples": len(task.federation.dataset.train),
         "test_samples": len(task.federation.dataset.test),
         "clients": task.num_clients,
-        "rounds": len(played),
+        "rounds": len(done),
         "accuracy_of": "global model" if tested else "clients' own models, pooled",
         "accuracy": accuracy,
         "loss": tested[-1]["loss"] if tested else None,
         "class_accuracy": tested[-1]["class_accuracy"] if tested else None,
         "personal": personal[-1] if personal else None,
-        "diverged": any(row["diverged"] for row in played),
-        "excluded_replies": sum(len(row["excluded"]) for row in played),
-        "bytes_up": sum(row["bytes_up"] for row in played),
-        "bytes_down": sum(row["bytes_down"] for row in played),
+        "diverged": any(row["diverged"] for row in done),
+        "excluded_replies": sum(len(row["excluded"]) for row in done),
+        "bytes_up": sum(row["bytes_up"] for row in done),
+        "bytes_down": sum(row["bytes_down"] for row in done),
         "seconds": {kind: sum(row["seconds"].get(kind, 0.0) for row in rows) for kind in kinds},
     }
