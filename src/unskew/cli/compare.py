@@ -1,4 +1,4 @@
-"""`unskew compare`: runs the cells, prints the table, leaves pictures."""
+"""`unskew compare`: runs every method under every seed, prints the table, leaves pictures."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from rich.text import Text
 
 from unskew.base import storage
 from unskew.base.errors import InputError
 from unskew.base.text import Table, split_list
-from unskew.cli.flags import to_run
-from unskew.cli.listing import console, table
-from unskew.cli.progress import DownloadProgress, RoundProgress, note
-from unskew.core.method import methods as method_registry
+from unskew.cli.output import console, make_table, note
+from unskew.cli.progress import DownloadProgress, RoundProgress
+from unskew.cli.run_flags import add_run_flags, to_run
+from unskew.cli.shared_flags import DataDir, Json, Quiet
+from unskew.core.method import methods as registry
 from unskew.data.dataset import Dataset
 from unskew.data.partition.skew import choose_clients, label_counts
 from unskew.data.sources import load
@@ -27,8 +30,9 @@ from unskew.report.split_plot import plot_split
 from unskew.report.tables import Format, render
 from unskew.report.tables import Table as Compared
 from unskew.runs import building, engine
-from unskew.runs.comparison import CellResult, Metric, compare
-from unskew.runs.config import Run
+from unskew.runs.comparison import CellResult, Metric
+from unskew.runs.comparison import compare as run_all
+from unskew.runs.config import FLAGS, Run
 from unskew.runs.folder import Row
 
 SUFFIX: dict[Format, str] = {"json": "json", "md": "md", "csv": "csv", "latex": "tex"}
@@ -36,19 +40,26 @@ LEFT = (*(f"table.{suffix}" for suffix in SUFFIX.values()), "curves.png", "split
 """What a comparison leaves beside its runs; table.json comes first and says whose the others are."""
 
 
-def run_comparison(
+@add_run_flags(*(flag for flag in FLAGS if flag not in ("method", "seed")))
+def compare(
     config: Table,
-    methods: str,
-    seeds: str,
-    out: Path | None,
-    metric: Metric,
-    form: Format | None,
-    data_dir: Path | None,
-    quiet: bool,
+    methods: Annotated[str, typer.Option(help='methods with their options: "fedavg,fedprox(mu=0.1),scaffold"')],
+    seeds: Annotated[str, typer.Option(help="how many seeds (3 means 0, 1, 2), or a list such as 1024,2025")] = "3",
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="the comparison's folder, whose finished runs are not run again; default: runs/compare-<hash>"
+        ),
+    ] = None,
+    metric: Annotated[Metric, typer.Option(help="which figure of the accuracy curve to compare")] = "last",
+    form: Annotated[Format | None, typer.Option("--format", help="print the table in this form")] = None,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
-    """Everything the command does."""
+    """Compares methods on the same split, clients, batches and initial weights, over several seeds."""
     base = to_run(config)
-    wanted = [method_registry.build(text) for text in split_list(methods)]
+    wanted = [registry.build(text) for text in split_list(methods)]
     if not wanted:
         raise InputError('--methods names no method; give some, such as "fedavg,fedprox(mu=0.1)"')
     numbers = read_seeds(seeds)
@@ -61,7 +72,7 @@ def run_comparison(
     base = base.resolve(prepared)
     out = out or Path("runs") / f"compare-{base.hash}"
     with _Announcer(quiet) as announcer:
-        cells = compare(base, wanted, numbers, out, data_dir=data_dir, dataset=data, announce=announcer)
+        cells = run_all(base, wanted, numbers, out, data_dir=data_dir, dataset=data, announce=announcer)
     reused = sum(cell.reused for cell in cells)
     if reused and not quiet:
         note(f"{reused} of {len(cells)} runs were finished already and were not run again")
@@ -77,8 +88,8 @@ def run_comparison(
     if measured:
         pictures.append(("Measures over rounds", out / "measures.png"))
     write_page(result, pictures, (cells[0].folder / "run.toml").read_text(encoding="utf-8"), out / "report.html")
-    if form is not None:
-        sys.stdout.write(render(result, form))
+    if as_json or form is not None:
+        sys.stdout.write(render(result, "json" if as_json or form is None else form))
         return
     show(result)
     left = "report.html, table.md (and .csv, .tex, .json), curves.png, split.png" + ", measures.png" * measured
@@ -203,7 +214,7 @@ def _accuracy(row: Row) -> float | None:
 
 def show(result: Compared) -> None:
     """The table in the terminal: best bold, second best underlined."""
-    shown = table("method", *result.columns, title=result.title)
+    shown = make_table("method", *result.columns, title=result.title)
     for name, cells in result.rows:
         looks = {"best": "bold green", "second": "underline", "": ""}
         shown.add_row(name + result.tag(name), *(Text(cell.text, style=looks[cell.mark]) for cell in cells))

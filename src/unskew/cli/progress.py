@@ -4,24 +4,12 @@ from __future__ import annotations
 
 import time
 from types import TracebackType
-from typing import Any
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from unskew.base import progress
+from unskew.cli.output import errors
 from unskew.runs.folder import Row
-
-
-class Lines(Console):
-    """A console whose reader may leave: the work goes on."""
-
-    def on_broken_pipe(self) -> None:
-        """Nobody reads any more; rich would end the program."""
-
-
-errors = Lines(stderr=True, soft_wrap=True, highlight=False, markup=False, emoji=False)
-"""Text stays as it is: [brackets] and :colons: are parts of methods and paths, not styles and emoji."""
 
 
 class RoundProgress:
@@ -52,7 +40,7 @@ class RoundProgress:
             self._bar.stop()
 
     def inside(self, what: str, done: int, total: int) -> None:
-        """Takes note of how far a round's long work has come."""
+        """Shows how far a round's long work has come."""
         text = f"{what} {done}/{total}"
         if self._bar:
             self._bar.update(self._task, figures=f"accuracy {self._accuracy} · {text}")
@@ -61,7 +49,7 @@ class RoundProgress:
             errors.print(f"{self.title}: {text}")
 
     def __call__(self, row: Row) -> None:
-        """Takes note of a finished round."""
+        """Shows a finished round."""
         number = row["round"]
         if self._first is None:
             self._first, self._began = number, time.monotonic()
@@ -88,13 +76,8 @@ class DownloadProgress:
         self._said = 0.0
 
     def __call__(self, name: str, done: int, total: int | None) -> None:
-        """Takes note of the bytes that have arrived."""
+        """Shows the bytes that have arrived."""
         if time.monotonic() - self._said >= 2 or done == total:
             self._said = time.monotonic()
             of = f" of {total / 2**20:.1f}" if total else ""
             errors.print(f"downloading {name}: {done / 2**20:.1f}{of} MB")
-
-
-def note(text: Any) -> None:
-    """One line on standard error."""
-    errors.print(text)

@@ -5,29 +5,43 @@ from __future__ import annotations
 import contextlib
 import os
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from unskew.base.errors import InputError
-from unskew.cli.listing import console, print_json, table
+from unskew.base.text import Table
+from unskew.cli.output import console, make_table, print_json
+from unskew.cli.progress import DownloadProgress
+from unskew.cli.run_flags import add_run_flags, to_run
+from unskew.cli.shared_flags import DataDir, Json
 from unskew.data.dataset import Dataset
 from unskew.data.partition.base import Partition, refuse_other
 from unskew.data.partition.skew import SkewSummary, choose_clients, describe, label_counts
 from unskew.report.split_plot import Counts, plot_split
-from unskew.runs.config import Run
+from unskew.runs import building
 
 SHOWN_CLIENTS = 40
 SHOWN_CLASSES = 20
 
 
-def show_split(
-    run: Run,
-    data: Dataset,
-    partition: Partition,
-    out: Path | None,
-    csv: Path | None,
-    picture: Path | None,
-    as_json: bool,
+@add_run_flags("data", "split", "clients", "seed", "split_seed", "local_test", "validation")
+def split(
+    config: Table,
+    out: Annotated[Path | None, typer.Option(help="save the partition as JSON; use it with --split file:PATH")] = None,
+    csv: Annotated[Path | None, typer.Option(help="export client, sample index and label as CSV")] = None,
+    picture: Annotated[Path | None, typer.Option(help="draw the partition into this PNG")] = None,
+    data_dir: DataDir = None,
+    as_json: Json = False,
 ) -> None:
-    """Saves what was asked for and shows the partition."""
+    """Shows and saves a partition: counts per client and class, how skewed it is, a picture.
+
+    Splits: iid, dirichlet:ALPHA, dirichlet_uncapped:ALPHA, shards:N, domain, natural, file:PATH; for any number of
+    clients, computed when needed: ranges (disjoint), virtual:SAMPLES (each draws for itself; they may share samples).
+    """
+    run = to_run(config)
+    data = building.prepare_data(run, data_dir, None, DownloadProgress())
+    partition = building.cut(run.resolve(data), data)
     labels = data.train.y.numpy()
     summary = describe(partition, labels, data.num_classes)
     clients = choose_clients(partition)
@@ -43,7 +57,9 @@ def show_split(
         print_json({"hash": partition.hash, **summary.to_dict(), **shown})
         return
     if len(partition) <= SHOWN_CLIENTS and data.num_classes <= SHOWN_CLASSES:
-        rows = table("client", "samples", *data.classes, title=f"{run.data}, {run.split}: samples per client and class")
+        rows = make_table(
+            "client", "samples", *data.classes, title=f"{run.data}, {run.split}: samples per client and class"
+        )
         for client, row in enumerate(counts):
             rows.add_row(str(client), str(row.sum()), *(str(n) if n else "·" for n in row))
         console.print(rows)
@@ -70,7 +86,7 @@ def _draw(counts: Counts, clients: list[int], of: int, data: Dataset, path: Path
 
 
 def _show_summary(summary: SkewSummary, partition: Partition) -> None:
-    rows = table(
+    rows = make_table(
         "over clients",
         "mean",
         "min",

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
-from unskew.models.base import Model
+from unskew.models.base import Architecture, Model
 
 
 class ModelSize(NamedTuple):
@@ -43,3 +44,19 @@ def describe_model(model: Model, shape: tuple[int, ...]) -> ModelSize:
         features = probe(torch.zeros(1, *shape, dtype=like.dtype, device=like.device)).features
     buffers = sum(buffer.numel() for buffer in model.buffers())
     return ModelSize(count_parameters(model), buffers, features.shape[1], macs)
+
+
+class _WithoutNumbers(TorchFunctionMode):
+    """Skips initialisation: on tensors that are only shapes, some of its functions import torch's compiler (3 s)."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if function in (Tensor.normal_, Tensor.log) or getattr(function, "__module__", "") == "torch.nn.init":
+            return args[0] if args else kwargs["tensor"]
+        return (torch.empty if function is torch.randn else function)(*args, **kwargs)
+
+
+def build_shapes(architecture: Architecture, shape: tuple[int, ...], num_classes: int) -> Model:
+    """The model with the shapes of its parameters alone: no memory, however large the input."""
+    with torch.device("meta"), _WithoutNumbers():
+        return architecture.build(shape, num_classes)

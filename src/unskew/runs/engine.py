@@ -15,6 +15,7 @@ import torch
 
 from unskew.base import storage
 from unskew.base.errors import ClientError, InputError
+from unskew.base.json_text import to_json
 from unskew.base.process import prepare_process
 from unskew.base.registry import construct
 from unskew.base.tree import Groups
@@ -32,7 +33,7 @@ from unskew.runs.calibration import settle
 from unskew.runs.client_store import StateStore
 from unskew.runs.config import Run
 from unskew.runs.evaluation import evaluate_clients, evaluate_global
-from unskew.runs.folder import Row, RunFolder, to_json
+from unskew.runs.folder import Row, RunFolder
 from unskew.runs.sections import Execution
 from unskew.runs.summary import summarise
 

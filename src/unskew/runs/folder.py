@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,27 +23,12 @@ from typing import Any
 
 from unskew.base import storage
 from unskew.base.errors import InputError
+from unskew.base.json_text import to_json
 from unskew.runs.config import Run, from_table, read_file
 
 Row = dict[str, Any]
 SUMMARY = {"method", "data", "rounds", "accuracy", "personal", "loss", "bytes_up", "bytes_down", "seconds", "diverged"}
 """What every summary.json holds, at least."""
-
-
-def to_json(value: Any, indent: int | None = None) -> str:
-    """JSON that every reader accepts: NaN and infinities, which it cannot express, become null."""
-    try:
-        return json.dumps(value, indent=indent, allow_nan=False)
-    except ValueError:
-        return json.dumps(_finite(value), indent=indent, allow_nan=False)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class RunFolder:

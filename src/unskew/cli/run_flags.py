@@ -1,0 +1,122 @@
+"""Flags made from the fields of `Run`, so that one place says what an option means and defaults to.
+
+Typer reads the flags of a command from its signature and knows no other way, so a signature is what is made here.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from unskew.base.errors import InputError
+from unskew.base.registry import Option, options
+from unskew.base.text import Table
+from unskew.runs.config import FLAGS, SECTIONS, Run, from_table, load_plugins, override, read_assignment, read_file
+
+_FLAG_OF = {path: flag for flag, path in FLAGS.items()}
+_KINDS: dict[str, type] = {"int": int, "float": float, "int | none": int, "bool": bool}
+_METAVARS = {int: "INTEGER", float: "FLOAT", str: "TEXT", bool: "true|false"}
+
+
+def add_run_flags(*flags: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Gives a command these flags of a run, a run file, --set and --plugin; they reach it as one table, `config`."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own, shared = _find_parameters(command, "config"), _find_parameters(build_table, "values")
+
+        @functools.wraps(command)
+        def call(**given: Any) -> None:
+            values = {FLAGS[flag]: given.pop(flag) for flag in flags}
+            config = build_table(values, **{parameter.name: given.pop(parameter.name) for parameter in shared})
+            command(config, **given)
+
+        signature = inspect.Signature([*own, *(_make_parameter(flag) for flag in flags), *shared])
+        call.__signature__ = signature  # type: ignore[attr-defined]
+        return call
+
+    return decorate
+
+
+def build_table(
+    values: Table,
+    file: Annotated[Path | None, typer.Argument(help="a TOML run file; flags override it")] = None,
+    assign: Annotated[
+        list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="set any option, such as method.mu=0.1")
+    ] = None,
+    plugin: Annotated[
+        list[str] | None, typer.Option(help="a Python file to import first: your own method, say")
+    ] = None,
+) -> Table:
+    """The table of a run: the file, then flags by their paths, then --set, each overriding what came before."""
+    table = read_file(file) if file is not None else {}
+    if plugin:
+        listed = table.get("plugins", [])
+        table["plugins"] = [*listed, *plugin] if isinstance(listed, list) else listed
+    load_plugins(table)  # before any name that they register is looked up
+    for path, value in values.items():
+        if value is not None:
+            table = override(table, path, value)
+    for text in assign or []:
+        table = override(table, *read_assignment(text))
+    return table
+
+
+def to_run(table: Table) -> Run:
+    """The validated run; an option that has a flag is named by both."""
+    try:
+        return from_table(table)
+    except InputError as error:
+        option, colon, rest = str(error).partition(": ")
+        flag = _FLAG_OF.get(option.removeprefix("run."))
+        if flag is None:
+            raise
+        raise InputError(f"{option} ({_spell(flag)}){colon}{rest}") from None
+
+
+def _find_parameters(function: Callable[..., Any], without: str) -> list[inspect.Parameter]:
+    found = inspect.signature(function, eval_str=True).parameters.values()
+    return [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in found if parameter.name != without]
+
+
+def _make_parameter(flag: str) -> inspect.Parameter:
+    option = _find_options()[FLAGS[flag]]
+    kind = _KINDS.get(option.type, str)
+    choices = f" ({option.type})" if " | " in option.type and kind is str and flag != "model" else ""
+    default = "" if option.default == "none" else f" [default: {option.default}]"
+    info = typer.Option(
+        _spell(flag), help=(option.doc + choices + default).replace("[", "\\["), show_default=False,
+        parser=functools.partial(_read, flag, kind), metavar=_METAVARS[kind],
+    )  # fmt: skip
+    # the parser gives the type; named here, bool would become a flag without a value
+    return inspect.Parameter(flag, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[str | None, info])
+
+
+@functools.cache
+def _find_options() -> dict[str, Option]:
+    """The options of a run and of its sections, by path."""
+    found = {option.name: option for option in options(Run)}
+    for key, section in SECTIONS.items():
+        found |= {f"{key}.{option.name}": option for option in options(section)}
+    return found
+
+
+def _spell(flag: str) -> str:
+    return f"--{flag.replace('_', '-')}"
+
+
+def _read(flag: str, kind: type, text: str) -> Any:
+    """A flag's value; the error names the flag and what it expects."""
+    if kind is bool and text in ("true", "false"):
+        return text == "true"
+    try:
+        if kind is not bool:
+            return kind(text)
+    except ValueError:
+        pass
+    expected = {int: "a whole number", float: "a number", bool: "true or false"}[kind]
+    raise InputError(f"{_spell(flag)} expects {expected}, got '{text}'")

@@ -1,0 +1,12 @@
+"""Flags that several commands have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+DataDir = Annotated[Path | None, typer.Option(help="where the data files are; else UNSKEW_DATA, else the user's cache")]
+Json = Annotated[bool, typer.Option("--json", help="print the result as one JSON object on standard output")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="no progress")]
