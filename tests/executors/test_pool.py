@@ -176,7 +176,7 @@ def test_what_all_clients_are_sent_is_written_once_and_what_one_is_sent_does_not
         for client, reply in enumerate(pool.run(jobs)):
             assert torch.equal(reply.groups["got"]["w"], model["w"]) and reply.state["s"]["v"] == client
             assert reply.groups["got"]["o"].tolist() == [client] * 5000
-            assert pool._shared.used == 4032 + 64
+            assert pool._shared_inputs.used == 4032 + 64
             assert all(worker.inputs.used <= 40_000 + 64 for worker in pool._workers)
         kept = reply.groups["got"]["w"]
         assert [r.client for r in pool.run(Job("train", 2, k, {"model": tree.scale(model, 2.0)}) for k in (3, 4))]

@@ -223,8 +223,8 @@ def test_blocks_of_compiled_steps_in_which_other_clients_are_active(momentum, ca
 @needs_compiler
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_a_visit_goes_on_uncompiled_where_it_was(momentum, monkeypatch):
-    plain = CompiledLanes._traced
-    monkeypatch.setattr(CompiledLanes, "_traced", lambda self, c, params, gradient, block: (
+    plain = CompiledLanes._trace
+    monkeypatch.setattr(CompiledLanes, "_trace", lambda self, c, params, gradient, block: (
         plain(self, c, params, gradient, block) if len(block) == 4 else 1 / 0))  # fmt: skip
     data = images(98, sizes=(20, 28, 50))
     local = {**LOCAL, "batch": 4, "epochs": 1, "momentum": momentum}
@@ -234,7 +234,7 @@ def test_a_visit_goes_on_uncompiled_where_it_was(momentum, monkeypatch):
 @needs_compiler
 def test_one_graph_however_many_clients_there_are(caplog, monkeypatch):
     traced = []
-    monkeypatch.setattr(CompiledLanes, "_traced", lambda self, *_, **__: traced.append(self.count) or 1 / 0)
+    monkeypatch.setattr(CompiledLanes, "_trace", lambda self, *_, **__: traced.append(self.count) or 1 / 0)
     assert_alike(model="mlp(hidden=[16])", rounds=4, dropout=0.4, execution={"compile": True, "chunk": 3})
     assert set(traced) == {3}
 

@@ -72,6 +72,27 @@ def work(task: Task, job: Job) -> Reply:
     )
 
 
+def open_visit(
+    task: Task,
+    job: Job,
+    data: LocalData,
+    steps: Steps | None = None,
+    kind: type[ClientContext] = ClientContext,
+    **more: Any,
+) -> ClientContext:
+    """What the client's slots may use in a visit, as the method prepared it.
+
+    `job` may stand for many clients at once: then its tensors are batched, and `steps`, the `kind` of context and
+    `more` of its fields fit to that.
+    """
+    method = task.method
+    c = client_context(task, job, data, steps, kind, **more)
+    if not c.state and (first := method.init_client(c)):
+        c = replace(c, state=first)
+    received = {"model": method.merge_personal(c), "buffers": _pick_buffers(task, job)}
+    return method.prepare(replace(c, received=received))
+
+
 def perform(method: Method, job: Job, c: ClientContext, data: LocalData, eval_batch: int) -> Work:
     """The work of a prepared visit; the same slots in the same order for one client and for many at once."""
     if job.kind == "train":
@@ -83,12 +104,12 @@ def perform(method: Method, job: Job, c: ClientContext, data: LocalData, eval_ba
 
 
 def run_client(method: Method, c: ClientContext) -> Work:
-    """Local training, from the prepared context to what is sent and kept."""
+    """A training visit, from the prepared context to what is sent and kept."""
     params = method.train(c, method.start(c))
     if params.keys() >= set(c.trainable):  # some methods train something else than the model: condensed data
         for observer in c.observers:
             observer.trained(c, params)
-    return Work(method.upload(c, params), method.keep(c, params), method.weight(c, params))
+    return Work(groups=method.upload(c, params), state=method.keep(c, params), weight=method.weight(c, params))
 
 
 def score(method: Method, c: ClientContext, params: Tree, data: LocalData, batch: int) -> Tree:
@@ -107,27 +128,6 @@ def score(method: Method, c: ClientContext, params: Tree, data: LocalData, batch
 # ------------------------------------------------------------------------------------------ the contexts
 
 
-def open_visit(
-    task: Task,
-    job: Job,
-    data: LocalData,
-    steps: Steps | None = None,
-    kind: type[ClientContext] = ClientContext,
-    **more: Any,
-) -> ClientContext:
-    """What the client's slots may use in a visit, as the method prepared it.
-
-    `job` may stand for many clients at once: then its tensors are batched, and `steps`, the `kind` of context and
-    `more` of its fields fit to that.
-    """
-    method = task.method
-    c = client_context(task, job, data, steps, kind, **more)
-    if not c.state and (first := method.init_client(c)):
-        c = replace(c, state=first)
-    received = {"model": method.merge_personal(c), "buffers": _start_buffers(task, job)}
-    return method.prepare(replace(c, received=received))
-
-
 def client_context(
     task: Task,
     job: Job,
@@ -138,7 +138,7 @@ def client_context(
 ) -> ClientContext:
     """The context of a visit before the method prepared it; for jobs `test` and `validate`, the global model's."""
     steps = steps or task.steps
-    own = steps.copy(_start_buffers(task, job))
+    own = steps.copy(_pick_buffers(task, job))
     policy = task.buffer_policy
     # clients that keep their statistics leave the global model without any
     none = policy == "reset" or (policy == "local" and job.kind in ("test", "validate"))
@@ -173,7 +173,8 @@ def _common_fields(task: Task, round_: int, buffers: Tree, batch_statistics: boo
     }  # fmt: skip
 
 
-def _start_buffers(task: Task, job: Job) -> Tree:
+def _pick_buffers(task: Task, job: Job) -> Tree:
+    """The buffers that a visit starts from."""
     if task.buffer_policy == "local" and "buffers" in job.state:
         return job.state["buffers"]
     if task.buffer_policy == "reset":

@@ -86,7 +86,7 @@ class StackedContext(ClientContext):
 
 
 class LaneData:
-    """What a cohort's slots see as their data."""
+    """What slots of stacked clients see as their data."""
 
     def __init__(self, stack: StackedData, lanes: Lanes) -> None:
         self.stack, self._lanes = stack, lanes

@@ -1,6 +1,6 @@
-"""A cohort as one batch: slots run once for many clients under `vmap`. For many small clients; see docs/performance.md.
+"""A chunk of clients as one batch, for many small clients: slots run once for all of them under `vmap`.
 
-Results equal those of `serial` up to rounding: sums are taken in another order (docs/design.md says how close).
+Results equal those of `serial` up to rounding: sums are taken in another order (docs/design.md says how close; docs/performance.md when it pays).
 """
 
 from __future__ import annotations
