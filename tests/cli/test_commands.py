@@ -155,14 +155,16 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     monkeypatch.setattr(RoundProgress, "__call__", press)
 
 
-def test_interrupted_run_goes_on_bit_for_bit(call: Call, tmp_path: Path):
+def test_an_interrupted_run_resumes_bit_for_bit(call: Call, tmp_path: Path):
     line = f"run {QUICK} --method scaffold --rounds 3"
     assert call(f"{line} --out calm").code == 0
     with pytest.MonkeyPatch.context() as patch:
         stop_after(patch, 1)
         said = call(f"{line} --out run")
     assert said.code == 130 and said.out == ""
-    assert said.err.startswith("error: interrupted; 'unskew resume RUN' goes on") and said.err.count("\n") == 1
+    assert (
+        said.err.startswith("error: interrupted; resume a run with 'unskew resume RUN'") and said.err.count("\n") == 1
+    )
     said = call("resume run --executor serial --json --quiet")
     assert said.code == 0 and one_object(said.out)["rounds"] == 3
     assert "resuming after round 1" in said.err
