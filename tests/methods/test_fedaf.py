@@ -150,7 +150,7 @@ def test_terms_of_client_0_without_resampling(name, monkeypatch):
             condensation.average_by_class(condensation.look(c, c.received["model"], x), y, c.num_classes)
             for x, y in (condensation.gather(c)[:2], (images["x"], images["y"]))
         )
-        near(method.cdc(c, made.logits, c.message["logits"]), expected[key], file)
+        near(method.cdc_loss(c, made.logits, c.message["logits"]), expected[key], file)
         near(condensation.squared_gap(real.features, made.features), expected["DM"], file)
         near(method.matching(c, real, made), expected["DM"] + file.hyper["lambda_loc"] * expected[key], file)
 

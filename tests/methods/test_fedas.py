@@ -22,8 +22,9 @@ from unskew.core.wrapper import Wrapper
 from unskew.data.batches import LocalData, Pipeline
 from unskew.data.dataset import Samples
 from unskew.data.transforms import transforms
-from unskew.methods.fedas.fisher import buffers_by_trace, fisher_trace, mean_by_trace, shares
+from unskew.methods.fedas.fisher import fisher_trace
 from unskew.methods.fedas.method import FedAS
+from unskew.methods.fedas.synchronise import buffers_by_trace, mean_by_trace, shares
 from unskew.models.base import Model
 from unskew.runs import building, engine
 

@@ -14,7 +14,7 @@ from unskew.core.context import Diagnostics
 from unskew.core.jobs import Reply
 from unskew.core.net import Net
 from unskew.core.reducers import total
-from unskew.methods.fedblade import FedBlade, merge_means
+from unskew.methods.fedblade import FedBlade, global_prototypes
 from unskew.methods.fedetf import FedETF
 from unskew.models.base import Model, architectures, build
 from unskew.models.etf import ETFHead, head_inputs, simplex
@@ -353,7 +353,7 @@ def test_fedblade_prototypes(name):
         after = FedBlade().update(SimpleNamespace(record={}), server, {"delta": {}, "prototypes": merged})
         assert_close(after["prototypes"]["means"], file.expected["global_new"], file)
         assert after["prototypes"]["available"].all()
-        first = merge_means({"means": previous, "available": ~known}, merged)
+        first = global_prototypes({"means": previous, "available": ~known}, merged)
         assert torch.equal(first["available"], counts.sum(0) > 0)
 
 

@@ -353,16 +353,16 @@ def test_by_hand():
     feedback = fb.Feedback({"fc": torch.tensor([[3.0, 4.0]])})
     assert feedback.weight("fc").tolist() == [[3.0, 4.0]]
     for weight in ([[6.0, 8.0]], [[8.0, 6.0]]):
-        feedback.watch({"fc.weight": torch.tensor(weight)})
+        feedback.rescale({"fc.weight": torch.tensor(weight)})
         assert feedback.weight("fc").tolist() == [[6.0, 8.0]]
     fixed = fb.Feedback({"fc": torch.tensor([[3.0, 4.0]])}, scaling=False)
-    fixed.watch({"fc.weight": torch.tensor([[6.0, 8.0]])})
+    fixed.rescale({"fc.weight": torch.tensor([[6.0, 8.0]])})
     assert fixed.weight("fc").tolist() == [[3.0, 4.0]]
 
 
 def test_zero_received_weights_are_zero_feedback():
     feedback = fb.Feedback({"fc": torch.zeros(2, 2)})
-    feedback.watch({"fc.weight": torch.ones(2, 2)})
+    feedback.rescale({"fc.weight": torch.ones(2, 2)})
     assert torch.equal(feedback.weight("fc"), torch.zeros(2, 2))
 
 
@@ -415,7 +415,7 @@ def test_direct_feedback_to_the_last_layer_changes_nothing():
 
 def test_steps_on_something_else_than_the_model_are_let_pass():
     feedback = fb.Feedback({"fc": torch.ones(1, 2)})
-    feedback.watch({"noise": torch.zeros(3)})
+    feedback.rescale({"noise": torch.zeros(3)})
     assert feedback.weight("fc").tolist() == [[1.0, 1.0]]
 
 

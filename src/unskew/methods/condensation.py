@@ -58,7 +58,7 @@ def average_by_class(out: Output, y: Tensor, num_classes: int) -> Output:
 
 
 def squared_gap(real: Tensor, made: Tensor) -> Tensor:
-    """The squared distances of the class means, summed over the classes; an absent class has none."""
+    """L_DM: the squared distances of the class means, summed over the classes; an absent class has none."""
     return (real - made).square().sum()
 
 
@@ -214,7 +214,7 @@ class Condensing(Method):
     # --------------------------------------------------------------------------- what a method decides
 
     def network(self, c: ClientContext, params: Tree) -> Tree:
-        """The network that looks at the images in this step."""
+        """The network that looks at the images in this step, w'."""
         return params
 
     def matching(self, c: ClientContext, real: Output, made: Output) -> Tensor:

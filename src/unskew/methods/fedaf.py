@@ -88,23 +88,9 @@ class class_rows:
 
 
 def average(summed: Tree, missing: Missing) -> Tree:
-    """V and R: the mean of each class's row; a class that nobody holds has none."""
+    """V (eq. 8) and R (eq. 12): the mean of each class's row; a class that nobody holds has none."""
     by = summed["holders"].clamp(min=1).unsqueeze(1) if missing == "holders" else summed["clients"].clamp(min=1)
     return {"rows": summed["rows"] / by, "held": summed["holders"] > 0}
-
-
-def lgkm_loss(logits: Tensor, y: Tensor, soft: Tree, tau: float) -> Tensor:
-    """Mean over the classes present of (KL(R_c || T_c) + KL(T_c || R_c)) / 2, T_c = softmax(mean logits of c / tau).
-
-    Below the smallest normal number an entry of R counts as that number: its logarithm must be finite.
-    """
-    num_classes = len(soft["held"])
-    present = (y.unsqueeze(-1) == torch.arange(num_classes, device=y.device)).any(0) & soft["held"]
-    log_t = F.log_softmax(class_means(logits, y, num_classes) / tau, 1)
-    r = soft["rows"].clamp(min=torch.finfo(log_t.dtype).tiny)
-    # sum of R (log R - log T) + T (log T - log R)
-    both = ((r - log_t.exp()) * (r.log() - log_t)).sum(1) / 2
-    return torch.where(present, both, 0.0).sum() / present.sum().clamp(min=1)
 
 
 # ------------------------------------------------------------------- distances of mean logits, for L_CDC
@@ -129,6 +115,23 @@ def sliced_distance(u: Tensor, v: Tensor, theta: Tensor, order: int) -> Tensor:
 def sorted_distance(u: Tensor, v: Tensor) -> Tensor:
     """[C]: for each row the mean of |sort(u) - sort(v)|: its entries taken as samples of a distribution."""
     return (u.sort(1).values - v.sort(1).values).abs().mean(1)
+
+
+# ------------------------------------------------------------------------------------ the server's L_LGKM
+
+
+def lgkm_loss(logits: Tensor, y: Tensor, soft: Tree, tau: float) -> Tensor:
+    """Mean over the classes present of (KL(R_c || T_c) + KL(T_c || R_c)) / 2, T_c = softmax(mean logits of c / tau).
+
+    Below the smallest normal number an entry of R counts as that number: its logarithm must be finite.
+    """
+    num_classes = len(soft["held"])
+    present = (y.unsqueeze(-1) == torch.arange(num_classes, device=y.device)).any(0) & soft["held"]
+    log_t = F.log_softmax(class_means(logits, y, num_classes) / tau, 1)
+    r = soft["rows"].clamp(min=torch.finfo(log_t.dtype).tiny)
+    # sum of R (log R - log T) + T (log T - log R)
+    both = ((r - log_t.exp()) * (r.log() - log_t)).sum(1) / 2
+    return torch.where(present, both, 0.0).sum() / present.sum().clamp(min=1)
 
 
 @methods.register("fedaf")
@@ -192,9 +195,9 @@ class FedAF(Condensing):
         if self.lambda_loc == 0:
             return loss
         known = c.message["logits"]
-        return loss + self.lambda_loc * self.cdc(c, made.logits, known)
+        return loss + self.lambda_loc * self.cdc_loss(c, made.logits, known)
 
-    def cdc(self, c: ClientContext, u: Tensor, known: Tree) -> Tensor:
+    def cdc_loss(self, c: ClientContext, u: Tensor, known: Tree) -> Tensor:
         """L_CDC: F(u_c, v_c), summed over the classes that the client holds and that have a v_c."""
         held = known["held"] & (c.counts > 0)
         u, v = u[held], known["rows"][held]
@@ -207,7 +210,7 @@ class FedAF(Condensing):
     def upload(self, c: ClientContext, params: Tree) -> Groups:
         """S_k and R_k; V_k too, if the survey has not brought it."""
         groups = super().upload(c, params)
-        own = mean_logits(c) if self.tables() else {}
+        own = mean_logits(c) if self.tables() else {}  # again: a survey leaves nothing at the client
         if self.lambda_loc and not self._surveys:
             groups["logits"] = own
         return {**groups, "soft": soft_labels(own, self.tau)} if self._teaches else groups
@@ -232,7 +235,7 @@ class FedAF(Condensing):
 
         return loss
 
-    # -------------------------------------------------------------------- what is there before it
+    # --------------------------------------------------------------- state, messages, switches
 
     def init(self, s: ServerContext) -> Groups:
         """The initial model; no mean logits yet."""

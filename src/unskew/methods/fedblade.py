@@ -4,13 +4,13 @@
 no official code is public.
 
     paper                      here
-    Psi, V, beta (eq. 12)      head.projector.*, c.constants["head.vectors"], head.scale (see FedETF)
-    p_k^c (eq. 13)             `class_sums`: sums and counts in the reply, merged by `total`
-    p-bar^c (eq. 14)           `merge_means`: server["prototypes"]["means"], ["available"]
-    beta (eq. 17)              lambda_ld; the paper uses the letter twice
-    L_LD (eq. 11)              the term in terms/lddecorr.py; it adds the paper's 1e-4 to the diagonal of K
-    L_PA, L_FA (eq. 15, 16)    the terms in terms/bilateral_alignment.py
-    L (eq. 17)                 `own_terms`, added to FedETF's criterion (eq. 12)
+    L_LD (eq. 11)              terms/lddecorr.py; it adds the paper's 1e-4 to the diagonal of K
+    L_sup, Psi, V, beta (12)   `criterion` of fedetf.py; logits: ETFHead in models/etf.py; head.projector.*,
+                               c.constants["head.vectors"], head.scale
+    p_k^c (eq. 13)             `prototype_sums`: n_k^c p_k^c and n_k^c in the reply, added up by `total`
+    p-bar^c (eq. 14)           `global_prototypes`: server["prototypes"]["means"], ["available"]
+    L_PA, L_FA (eq. 15, 16)    terms/bilateral_alignment.py
+    L (eq. 17)                 `own_terms`, added to `criterion`; its beta, a letter that eq. 12 has too, is lambda_ld
     gamma, tau                 gamma, tau
 
 Where the paper is silent: features are the body's output; there is no alignment until
@@ -44,7 +44,7 @@ def no_prototypes(num_classes: int, like: Tensor) -> Tree:
     return {"means": means, "available": torch.zeros(num_classes, dtype=torch.bool)}
 
 
-def class_sums(c: ClientContext, params: Tree, like: Tensor) -> Tree:
+def prototype_sums(c: ClientContext, params: Tree, like: Tensor) -> Tree:
     """`sums` [C, d] of the features of the client's samples by class, and `counts` [C]; `like`: a tensor [C, d].
 
     Eq. 13 as sums, so that the server's means need nothing but the reducer `total`: in evaluation mode, without
@@ -54,10 +54,10 @@ def class_sums(c: ClientContext, params: Tree, like: Tensor) -> Tree:
     return {"sums": sums, "counts": c.counts.to(sums.dtype)}
 
 
-def merge_means(previous: Tree, total: Tree) -> Tree:
+def global_prototypes(previous: Tree, summed: Tree) -> Tree:
     """Eq. 14: the means over all clients' samples; a class that nobody held in the round keeps its previous mean."""
-    seen = total["counts"] > 0
-    means = total["sums"] / total["counts"].clamp(min=1).unsqueeze(1)
+    seen = summed["counts"] > 0
+    means = summed["sums"] / summed["counts"].clamp(min=1).unsqueeze(1)
     return {
         "means": torch.where(seen.unsqueeze(1), means, previous["means"]),
         "available": previous["available"] | seen,
@@ -123,7 +123,7 @@ class FedBlade(FedETF):
         return {**message, "prototypes": server["prototypes"]} if self.aligns else message
 
     def start(self, c: ClientContext) -> Tree:
-        """The received model; notes the bytes of prototypes without the empty rows that are sent here."""
+        """The received model; notes the bytes of its own prototypes without the empty rows that its reply has."""
         if self.aligns:
             size = c.message["prototypes"]["means"].shape[1]
             c.diagnostics.note("prototype_bytes", 4 * (size * (c.counts > 0).sum() + c.num_classes))
@@ -134,13 +134,13 @@ class FedBlade(FedETF):
         reply = super().upload(c, params)
         if not self.aligns:
             return reply
-        return {**reply, "prototypes": class_sums(c, params, c.message["prototypes"]["means"])}
+        return {**reply, "prototypes": prototype_sums(c, params, c.message["prototypes"]["means"])}
 
     def update(self, s: ServerContext, server: Groups, merged: Groups) -> Groups:
         """The mean model, and eq. 14; a class that nobody held keeps its prototype."""
         after = super().update(s, server, merged)
         if not self.aligns:
             return after
-        now = merge_means(server["prototypes"], merged["prototypes"])
+        now = global_prototypes(server["prototypes"], merged["prototypes"])
         s.record["prototypes"] = int(now["available"].sum())  # for the bytes of a message without empty rows
         return {**after, "prototypes": now}

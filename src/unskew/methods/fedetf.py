@@ -4,7 +4,8 @@ Li, Shang, He, Lin, Wu, "No Fear of Classifier Biases: Neural Collapse Inspired 
 Fixed Classifier", ICCV 2023.
 
     paper                         here
-    V_ETF (eq. 3)                 c.constants["head.vectors"], [p, C]
+    V_ETF (eq. 3)                 c.constants["head.vectors"], [p, C]: `simplex` in models/etf.py
+    beta mu^T V, the logits       `ETFHead` in models/etf.py
     projection layer, mu          the parameters head.projector.*, its normalised output
     beta, the temperature         the parameter head.scale, at first `etf_scale`
     n_{k,c}                       c.counts
@@ -43,7 +44,7 @@ class FedETF(Method):
         return attach_etf_head(model, num_classes, self.p, self.etf_scale)
 
     def criterion(self, c: ClientContext, out: Output, batch: Batch) -> Tensor:
-        """Cross-entropy of logits + log n_k: a class that the client lacks has weight 0."""
+        """Cross-entropy of logits + log n_k: a class that the client lacks has weight 0 (eq. 7)."""
         return batch.cross_entropy(out.logits + c.counts.to(out.logits.dtype).log())
 
     def predict(self, c: ClientContext, params: Tree, x: Tensor) -> Tensor:

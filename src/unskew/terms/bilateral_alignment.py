@@ -16,7 +16,7 @@ from unskew.core.term import Term, terms
 
 @terms.register("projector_alignment")
 class ProjectorAlignment(Term):
-    """weight times the sum over classes of (1 - cos(projected prototype, class vector))^2 / 2 (eq. 15)."""
+    """weight times the sum over classes of (1 - cos(projected prototype, class vector))^2 / 2 (FedBlade, eq. 15)."""
 
     weight: float = param(default=1.0, ge=0, doc="strength, the paper's gamma", source="FedBlade, Fig. 7")
 
@@ -30,11 +30,11 @@ class ProjectorAlignment(Term):
 
 @terms.register("feature_alignment")
 class FeatureAlignment(Term):
-    """weight times the cross-entropy of features against prototypes, balanced by the class counts (eq. 16)."""
+    """weight times the cross-entropy of features against prototypes, balanced by class counts (FedBlade, eq. 16)."""
 
     weight: float = param(default=1.0, ge=0, doc="strength, the paper's gamma", source="FedBlade, Fig. 7")
     tau: float = param(default=0.1, gt=0, doc="temperature of the cosines", source="FedBlade, Fig. 8")
-    distribution_factor: bool = param(default=True, doc="add the log counts of the client's classes", source="paper")
+    distribution_factor: bool = param(default=True, doc="add the log counts of the client's classes", source="FedBlade")
 
     def __call__(self, c: ClientContext, params: Tree, batch: Batch, out: Output) -> Tensor:
         """The mean over the batch; a sample whose class has no prototype counts as exactly 0."""

@@ -37,8 +37,8 @@ class LDDecorr(Term):
 def minus_log_det(x: Tensor, degrees: Tensor, mask: Tensor | None, jitter: float) -> tuple[Tensor, Tensor]:
     """-log det(K + jitter I) of K = X^T X / degrees, and whether it could be computed; else it is 0.
 
-    Of X^T X and X X^T the smaller one is used: the others of K + jitter I's d eigenvalues are jitter. So is the
-    eigenvalue of each padded row, hence no correction for these.
+    If B < d, the B x B matrix X X^T / degrees is used: K + jitter I then has d - B further eigenvalues, all equal to
+    jitter. A padded row also gives one of these, so padding needs no correction.
     """
     batch, size = x.shape
     wide = batch < size
@@ -47,7 +47,7 @@ def minus_log_det(x: Tensor, degrees: Tensor, mask: Tensor | None, jitter: float
     # matrix is well conditioned in float32, and the gradient the same: centring takes that direction out again
     lifted = small.detach() + _mean_projection(x, mask) if wide else small.detach()
     inverse, log_det, used, done = _factorise(lifted, jitter)
-    if wide:
+    if wide:  # log det(K + e I) = log det(lifted + e I) - log(1 + e) + (d - B + 1) log e
         log_det = log_det - used.log1p() + (size - batch + 1) * used.log()
     # d log det(M) = <M^-1, dM>; the difference is 0 and carries the gradient
     surrogate = (inverse * (small - small.detach())).sum()

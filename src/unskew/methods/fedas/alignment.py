@@ -26,9 +26,28 @@ AlignLoss = Literal["code", "paper", "paper_sum"]
 `paper_sum`: the same, sum over dimensions."""
 
 
+def reference_features(c: ClientContext, x: Tensor) -> Tensor:
+    """H_i (eq. 2): features by the reference body."""
+    return c.forward(c.state["reference"], x, "eval", c.state["reference_buffers"], part="body").features
+
+
+def class_means(c: ClientContext) -> Tensor:
+    """The official code's targets: the mean of H_i over each class's samples, [C, D]; zeros for missing classes."""
+    return sum_by_class(c, lambda x: reference_features(c, x)) / c.counts.clamp(min=1).unsqueeze(1)
+
+
+def with_targets(c: ClientContext, reference: Groups, loss: AlignLoss) -> ClientContext:
+    """The visit with what its alignment needs: a reference model with its buffers, or the class means it gives."""
+    state = {**c.state, "reference": reference["model"], "reference_buffers": reference["buffers"]}
+    known = replace(c, state=state)
+    if loss != "code":
+        return known
+    return replace(c, state={**c.state, "targets": {"means": class_means(known)}})
+
+
 @validated
 class Align(Term):
-    """The distance of the features to their targets, which lie in the state (`with_targets`)."""
+    """The loss of eq. 3: the distance of the features to their targets, which are in the state (`with_targets`)."""
 
     loss: AlignLoss = param(default="code", doc="which distance")
 
@@ -42,7 +61,7 @@ class Align(Term):
 
 
 def class_loss(batch: Batch, features: Tensor, means: Tensor) -> Tensor:
-    """Sum over the batch's classes of the mean squared distance, over samples and dimensions, to the class's mean."""
+    """Eq. 3 as in the official code: the mean squared distance to a class's mean, summed over the batch's classes."""
     hot = batch.one_hot(len(means)).to(features.dtype)
     each = (features - hot @ means).square().mean(1)
     # a class that the batch does not hold has no distance; its guard only avoids 0 / 0
@@ -50,32 +69,13 @@ def class_loss(batch: Batch, features: Tensor, means: Tensor) -> Tensor:
 
 
 def sample_loss(batch: Batch, features: Tensor, target: Tensor, by_sum: bool) -> Tensor:
-    """The mean over samples of the squared distance to each one's target: mean or sum over dimensions."""
+    """Eq. 3 as printed: the mean squared distance to each sample's target; mean or sum over dimensions."""
     squared = (features - target).square()
     return batch.mean(squared.sum(1) if by_sum else squared.mean(1))
 
 
-def class_means(c: ClientContext) -> Tensor:
-    """The mean feature of each class over all samples, by the reference body, [C, D]; zeros for missing classes."""
-    return sum_by_class(c, lambda x: reference_features(c, x)) / c.counts.clamp(min=1).unsqueeze(1)
-
-
-def reference_features(c: ClientContext, x: Tensor) -> Tensor:
-    """Features by the reference body."""
-    return c.forward(c.state["reference"], x, "eval", c.state["reference_buffers"], part="body").features
-
-
-def with_targets(c: ClientContext, reference: Groups, loss: AlignLoss) -> ClientContext:
-    """The visit with what its alignment needs: a reference model with its buffers, or the class means it gives."""
-    state = {**c.state, "reference": reference["model"], "reference_buffers": reference["buffers"]}
-    known = replace(c, state=state)
-    if loss != "code":
-        return known
-    return replace(c, state={**c.state, "targets": {"means": class_means(known)}})
-
-
 def align_body(c: ClientContext, params: Tree, term: Align, names: tuple[str, ...]) -> Tree:
-    """These parameters of the body after a few steps towards the targets, with the context's settings.
+    """Eq. 4: these parameters of the body after a few steps towards the targets, with the context's settings.
 
     Of a parameter that is shared in part only the received rows move.
     """

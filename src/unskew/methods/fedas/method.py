@@ -4,11 +4,12 @@ Yang, Huang, Ye, "FedAS: Bridging Inconsistency in Personalized Federated Learni
 
     paper              here
     theta, omega_i     the shared part (body), the personal part (head) of a model
-    H_i (eq. 2)        features by the client's previous model, c.state["personal"]: `reference_features`, alignment.py
+    H_i (eq. 2)        `reference_features` in alignment.py: by the client's previous model, c.state["personal"] (at
+                       its first visit the initial one); by default their class means
     eq. 3-4            `Align` and `align_body` in alignment.py, descended in `start`
     alpha_i (eq. 5-6)  `fisher_trace` in fisher.py, sent as group "fisher"
-    alpha'_i (eq. 7)   `shares` in fisher.py, by `normalisation`
-    theta^{t+1}        theta + sum_i alpha'_i Delta theta_i (eq. 8): `mean_by_trace` in fisher.py, FedPer's `update`
+    alpha'_i (eq. 7)   `shares` in synchronise.py, by `normalisation`
+    theta^{t+1}        theta + sum_i alpha'_i Delta theta_i (eq. 8): `mean_by_trace` in synchronise.py
 
 A visit: `start` aligns the received body and puts the client's own head on it, `train` trains both, `upload` sends
 Delta theta_i and alpha_i, `keep` remembers the whole model, whose features are the targets of the next visit.
@@ -34,7 +35,8 @@ from unskew.core.method import Method, methods
 from unskew.core.reducers import Reducers, total
 from unskew.core.term import Term
 from unskew.methods.fedas.alignment import Align, AlignLoss, align_body, with_targets
-from unskew.methods.fedas.fisher import Fisher, Rule, buffers_by_trace, fisher_trace, mean_by_trace
+from unskew.methods.fedas.fisher import Fisher, fisher_trace
+from unskew.methods.fedas.synchronise import Rule, buffers_by_trace, mean_by_trace
 from unskew.methods.fedper import FedPer
 
 
@@ -106,8 +108,8 @@ class FedAS(FedPer):
         if not self.synchronise:
             return Method.reducers
         rule = self.normalisation
-        delta = partial(mean_by_trace, rule=rule, by_number=self.eq8_literal)
-        return {"delta": delta, "buffers": partial(buffers_by_trace, rule=rule), "fisher": total}
+        delta = partial(mean_by_trace, rule=rule, eq8_literal=self.eq8_literal)
+        return {"delta": delta, "buffers": partial(buffers_by_trace, rule=rule), "fisher": total}  # read by the two
 
     @property
     def keeps_whole(self) -> bool:

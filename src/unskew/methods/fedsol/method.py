@@ -5,17 +5,18 @@ CVPR 2024.
 
     paper                    here
     L_local                  `local_loss`: the inner method's criterion and the terms that the user added
-    L_p, g_p                 prox; `proximal`, its gradient
+    L_p, g_p                 prox (by default the term kl, terms/kl.py); `proximal_gradient`
     Lambda (eq. 7), rho      scaling, rho
     eps_p* (eq. 8)           `perturbation`
     grad L_local(w + eps)    `gradient`, the direction of every local step (alg. 1)
     w_g                      c.received["model"]
 
-Inside FedSOL a method's own proximal gradient is g_p and no longer part of the step; all else of it stays.
+Inside FedSOL the terms that make a method, or its own proximal gradient, give g_p and are no longer part of the step;
+with `prox` set they are left out; all else of the method stays.
 Paper and code differ: Lambda is normalised over a layer (`paper`) or over each tensor's first dimension (`code`, which
 gave the results); head and rho 2 (paper) or all layers and rho 1 (code's configuration): the paper's are the defaults.
 The ablations (Table 12, projection of eq. 3) are in strategies.py, how one pass through the body serves both losses is
-in passes.py.
+in one_pass.py.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from unskew.core.wrapper import Wrapper
 from unskew.methods.fedavg import FedAvg
 from unskew.methods.fedsol import strategies
 from unskew.methods.fedsol.inner import check_inner, innermost, overrides
-from unskew.methods.fedsol.passes import Pass, Passes, keep_statistics
+from unskew.methods.fedsol.one_pass import Pass, Passes, keep_statistics
 from unskew.terms.kl import KL
 
 Where = Literal["head", "body", "all"]
@@ -60,6 +61,7 @@ def perturbation(g_p: Tree, w: Tree, w_g: Tree, rho: float, scaling: Scaling, th
             return tree.scale(g_p, radius)
         away = {name: (w[name] - w_g[name]).abs() for name in g_p}
         length = lengths(away, scaling)
+        # d / length is Lambda, radius g_p is rho g_p / ||g_p||
         return {name: d * g_p[name] * (radius / length[name].clamp(min=TINY)) for name, d in away.items()}
 
 
@@ -110,7 +112,7 @@ class FedSOL(Wrapper):
         """grad L_local(w + eps_p*), descended from w (alg. 1)."""
         if self.projection:
             return strategies.project(self, c, params, batch)
-        if self.strategy != "A1" or self.rho == 0:
+        if self.strategy != "A1" or self.rho == 0:  # rho = 0 is A0
             return strategies.combine(self, c, params, batch)
 
         def loss(w: Tree) -> Tensor:
@@ -126,26 +128,26 @@ class FedSOL(Wrapper):
         eps = perturbation(chosen, w, c.received["model"], self.rho, self.scaling, self.threshold)
         return {**w, **{name: w[name] + step for name, step in eps.items()}}
 
-    def local_loss(self, c: ClientContext, params: Tree, batch: Batch, look: Pass) -> Tensor:
+    def local_loss(self, c: ClientContext, params: Tree, batch: Batch, forward: Pass) -> Tensor:
         """L_local: the inner method's criterion and the user's terms, without the terms that make the inner method."""
-        out = look(params)
+        out = forward(params)
         value = self.inner.criterion(c, out, batch)
         for term in (*innermost(self.inner).terms, *c.terms):
             value = value + term(c, params, batch, out)
         return value
 
-    def proximal_gradient(self, c: ClientContext, w: Tree, batch: Batch, names: tuple[str, ...], look: Pass) -> Tree:
-        """g_p = grad L_p(w) for these names; BatchNorm's running statistics follow from this one pass `look` at w."""
+    def proximal_gradient(self, c: ClientContext, w: Tree, batch: Batch, names: tuple[str, ...], forward: Pass) -> Tree:
+        """g_p = grad L_p(w) for these names; BatchNorm's running statistics follow from this one pass at w."""
         if losses := self.proximal_losses():
 
             def value(p: Tree) -> Tensor:
-                out = look(p)
+                out = forward(p)
                 return torch.stack([term(c, p, batch, out) for term in losses]).sum()
 
             return c.grad(value, w, names)
         if c.has_batchnorm:
             with torch.no_grad():
-                look(w)
+                forward(w)
         given = self.inner.proximal(keep_statistics(c), w, batch)
         return tree.zeros_like(tree.select(w, names)) if given is None else tree.select(given, names)
 
@@ -153,7 +155,9 @@ class FedSOL(Wrapper):
         """L_p as terms; none: the inner method corrects gradients itself (SCAFFOLD's c - c_k)."""
         if self.prox is not None:
             return (self.prox,)
-        return () if overrides(self.inner, "proximal") else self.inner.own_terms() or (KL(),)
+        if overrides(self.inner, "proximal"):
+            return ()
+        return self.inner.own_terms() or (KL(),)
 
     def targets(self, context: Context) -> tuple[str, ...]:
         """The trained parameters that are moved: of the head (the network's last child module), the body, or all."""
@@ -171,16 +175,16 @@ class FedSOL(Wrapper):
         return local_loop.sgd(c.with_taught() if asks else c, params, self.gradient)
 
     def proximal(self, c: ClientContext, params: Tree, batch: Batch) -> Tree:
-        """g_p for all trained parameters."""
+        """The slot: g_p for all trained parameters; a step takes `proximal_gradient` of those that move."""
         return self.proximal_gradient(c, params, batch, c.trainable, lambda p: c.forward(p, batch.x))
 
     def local_gradient(self, c: ClientContext, params: Tree, batch: Batch) -> Tree:
         """grad L_local(params)."""
 
-        def look(p: Tree) -> Output:
+        def forward(p: Tree) -> Output:
             return c.forward(p, batch.x)
 
-        return self.gradient_of(c, lambda p: self.local_loss(c, p, batch, look), params)
+        return self.gradient_of(c, lambda p: self.local_loss(c, p, batch, forward), params)
 
     def gradient_of(self, c: ClientContext, loss: Callable[[Tree], Tensor], params: Tree) -> Tree:
         """The gradient of a loss, whose value is noted as the step's."""

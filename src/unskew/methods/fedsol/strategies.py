@@ -10,14 +10,21 @@ from unskew.base import tree
 from unskew.base.batch import Batch
 from unskew.base.tree import Tree
 from unskew.core.context import ClientContext
-from unskew.methods.fedsol.passes import keep_statistics
+from unskew.methods.fedsol.one_pass import keep_statistics
 
 if TYPE_CHECKING:
     from unskew.methods.fedsol.method import FedSOL
 
 
 def combine(sol: FedSOL, c: ClientContext, w: Tree, batch: Batch) -> Tree:
-    """The step's direction by Table 12; A1 is FedSOL itself, and with rho = 0 equals A0."""
+    """The step's direction by Table 12; A1 is FedSOL itself, and with rho = 0 equals A0.
+
+    A0 g_l(w)                               A4 g_l(w + eps_c) + beta g_p(w + eps_c)
+    A2 g_l(w) + beta g_p(w + eps_p)         A5 g_l(w) + beta g_p(w)
+    A3 g_l(w + eps_p) + beta g_p(w + eps_p) A6 g_l(w + eps_p) + beta g_p(w)
+
+    The table's eps has no Lambda: `scaling=fixed`.
+    """
     if sol.strategy in ("A0", "A1"):
         return sol.local_gradient(c, w, batch)
     still = keep_statistics(c)  # BatchNorm's statistics are those of the first pass at w
@@ -32,17 +39,15 @@ def combine(sol: FedSOL, c: ClientContext, w: Tree, batch: Batch) -> Tree:
         return tree.add_scaled(local, proximal, sol.beta)
 
     g_p_w = sol.proximal(c, w, batch)
-    if sol.strategy == "A4":
-        there = sol.move(c, w, add(g_l(w), g_p_w))  # w + eps_c, along g_c = g_l + beta g_p
-        return add(g_l(there), g_p(there))
-    there = sol.move(c, w, g_p_w)  # w + eps_p
+    if sol.strategy == "A5":
+        return add(g_l(w), g_p_w)
+    # w + eps_c, along g_c = g_l + beta g_p, or w + eps_p
+    there = sol.move(c, w, add(g_l(w), g_p_w) if sol.strategy == "A4" else g_p_w)
     match sol.strategy:
         case "A2":
             return add(g_l(w), g_p(there))
-        case "A3":
+        case "A3" | "A4":
             return add(g_l(there), g_p(there))
-        case "A5":
-            return add(g_l(w), g_p_w)
         case _:  # A6
             return add(g_l(there), g_p_w)
 

@@ -47,15 +47,15 @@ class LinearFeedback(torch.autograd.Function):
         ctx.save_for_backward(x, fixed, scale)
 
     @staticmethod
-    def backward(ctx: Any, error: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, delta: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         """delta B, delta^T x and the sum of delta."""
         x, fixed, scale = ctx.saved_tensors
-        down = (error * scale.to(error.dtype)) @ fixed if ctx.needs_input_grad[0] else None  # delta B
+        grad_x = (delta * scale.to(delta.dtype)) @ fixed if ctx.needs_input_grad[0] else None  # delta B
         if not ctx.stacked:  # all leading dimensions are samples, as in F.linear
-            x, error = x.reshape(-1, x.shape[-1]), error.reshape(-1, error.shape[-1])
-        weight = error.mT @ x if ctx.needs_input_grad[1] else None
-        bias = error.sum(-2) if ctx.needs_input_grad[2] else None
-        return down, weight, bias, None, None
+            x, delta = x.reshape(-1, x.shape[-1]), delta.reshape(-1, delta.shape[-1])
+        grad_weight = delta.mT @ x if ctx.needs_input_grad[1] else None
+        grad_bias = delta.sum(-2) if ctx.needs_input_grad[2] else None
+        return grad_x, grad_weight, grad_bias, None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *given: Any) -> tuple[Tensor, int]:
@@ -80,14 +80,16 @@ class ConvFeedback(torch.autograd.Function):
         ctx.save_for_backward(x, fixed, scale)
 
     @staticmethod
-    def backward(ctx: Any, error: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, delta: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         """The transposed convolution of delta with B; weight and bias gradients in the same call."""
         x, fixed, scale = ctx.saved_tensors
         stride, padding, dilation, groups = ctx.settings
-        down, weight, bias = torch.ops.aten.convolution_backward(
-            error, x, fixed, [len(fixed)], stride, padding, dilation, False, [0, 0], groups, ctx.needs_input_grad[:3]
+        # W where backpropagation has w: only the input's gradient depends on it; its scale may as well come afterwards
+        grad_x, grad_weight, grad_bias = torch.ops.aten.convolution_backward(
+            delta, x, fixed, [len(fixed)], stride, padding, dilation, False, [0, 0], groups, ctx.needs_input_grad[:3]
         )
-        return down if down is None else down * scale.to(down.dtype), weight, bias, None, None, None
+        grad_x = grad_x if grad_x is None else grad_x * scale.to(grad_x.dtype)
+        return grad_x, grad_weight, grad_bias, None, None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *given: Any) -> tuple[Tensor, int]:
@@ -96,16 +98,16 @@ class ConvFeedback(torch.autograd.Function):
 
 
 class Feedback:
-    """The feedback of one visit: B_l = (||w_l|| / ||F_l||) F_l for each chosen layer l, F_l fixed."""
+    """The feedback of one visit: B_l = (||w_l|| / ||W_l||) W_l for each chosen layer l; W_l: received or random."""
 
     def __init__(self, fixed: Tree, scaling: bool = True) -> None:
-        """`fixed`: layer → F_l; until the first look at weights the scale is 1."""
+        """`fixed`: layer → W_l; until the first look at weights the scale is 1."""
         self._fixed = {layer: value.detach() for layer, value in fixed.items()}
-        self._divisors: Tree = {}
+        self._norms: Tree = {}
         self._scaling = scaling
         self._scales = {layer: value.new_ones(()) for layer, value in self._fixed.items()}
 
-    def watch(self, params: Tree) -> None:
+    def rescale(self, params: Tree) -> None:
         """Scales to the norms of these weights; called before each step, so that perturbed weights do not enter."""
         if not self._scaling:
             return
@@ -113,19 +115,19 @@ class Feedback:
             for layer in self._fixed:
                 if (weight := params.get(f"{layer}.weight")) is None:
                     continue  # steps on something else than the model, such as a generator
-                self._scales[layer] = torch.linalg.vector_norm(weight) / self._divisor(layer, weight)
+                self._scales[layer] = torch.linalg.vector_norm(weight) / self._norm_of_fixed(layer, weight)
 
-    def _divisor(self, layer: str, weight: Tensor) -> Tensor:
-        """||F_l||, or 1 if that is 0: B_l is then F_l = 0 at any scale."""
+    def _norm_of_fixed(self, layer: str, weight: Tensor) -> Tensor:
+        """||W_l||, or 1 if that is 0: B_l is then W_l = 0 at any scale."""
         fixed = self._fixed[layer]
         if fixed.stride() != weight.stride():
-            # the same memory format: the same order of the sum, hence exactly 1 at w = F; and the convolution's cue
+            # the same memory format: the same order of the sum, hence exactly 1 at w = W; and the convolution's cue
             fixed = self._fixed[layer] = torch.empty_like(weight).copy_(fixed)
-            self._divisors.pop(layer, None)
-        if layer not in self._divisors:
+            self._norms.pop(layer, None)
+        if layer not in self._norms:
             norm = torch.linalg.vector_norm(fixed)
-            self._divisors[layer] = torch.where(norm > 0, norm, 1.0)
-        return self._divisors[layer]
+            self._norms[layer] = torch.where(norm > 0, norm, 1.0)
+        return self._norms[layer]
 
     def weight(self, layer: str) -> Tensor:
         """B_l as it is now."""
@@ -143,7 +145,7 @@ class Feedback:
                 layers = {**own, **layers} if layers else own
             return c.forward(params, x, mode, buffers, layers, part)
 
-        return replace(c, forward=forward, before_step=(*c.before_step, self.watch))
+        return replace(c, forward=forward, before_step=(*c.before_step, self.rescale))
 
     def _pass(self, name: str, layer: nn.Module, x: Tensor) -> Tensor:
         return apply_feedback(layer, x, self._fixed[name], self._scales[name])

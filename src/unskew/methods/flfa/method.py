@@ -6,12 +6,13 @@ method that trains by gradients: layers below the chosen one follow a path that 
     paper              here
     W^r, w_i^r         c.received["model"], params
     delta_{l-1}        feedback.py: delta_l B_l in the backward pass of a chosen layer, the forward pass with w_l
-    B_l (alg. 1, 16)   (||w_l|| / ||W_l||) W_l, scaled again before each step: `Feedback` in feedback.py
+    B_l (alg. 1 l. 16) (||w_l|| / ||W_l||) W_l, scaled again before each step: `Feedback` in feedback.py
     z^l (eq. 14)       merged["similarity"], over the updates of the round before: selection.py
     N_FA               n_layers
 
 A round: the server sends the model and the layers chosen after the round before; `prepare` puts feedback into these
-layers of every pass at the client; the inner method trains as ever; `update` measures z^l and chooses anew.
+layers of every pass at the client; the inner method trains as ever; the reducer `similarity` measures z^l as replies
+come in, and `update` chooses anew.
 
 No official code is public. What the paper leaves open: the norm is a layer's (its line 16 has no index); the first
 round is ordinary backpropagation, since nothing is measured yet; feedback in the first layer of a network changes
@@ -64,7 +65,11 @@ class FLFA(Wrapper):
     @property
     def reducers(self) -> Reducers:  # type: ignore[override]
         """The inner method's, and the similarity of its updates where layers are chosen by it."""
-        return self.inner.reducers if self._fixed() else {**self.inner.reducers, "similarity": ("delta", similarity)}
+        return (
+            self.inner.reducers
+            if self._named_layers()
+            else {**self.inner.reducers, "similarity": ("delta", similarity)}
+        )
 
     # -------------------------------------------------------------------------------------- a client
 
@@ -79,14 +84,14 @@ class FLFA(Wrapper):
         if self.feedback == "random" and chosen:
             weights = c.fresh(seeds.derive(c.seed, "flfa/random"))
         feedback = Feedback({layer: weights[f"{layer}.weight"] for layer in chosen}, self.scaling)
-        feedback.watch(c.received["model"])  # B has the norm of w = W from the first use on
+        feedback.rescale(c.received["model"])  # B has the norm of w = W from the first use on
         return self.inner.prepare(feedback.within(c))
 
     # ------------------------------------------------------------------------------------- the server
 
     def init(self, s: ServerContext) -> Groups:
         """The inner method's state; no layer is chosen yet, unless it is fixed."""
-        known, named = self.candidates(s), self._fixed()
+        known, named = self.candidates(s), self._named_layers()
         if unknown := [layer for layer in named if layer not in known]:
             raise InputError(f"flfa.select: no layer {', '.join(unknown)}; candidates: {', '.join(known)}")
         if self.n_layers > len(known):
@@ -102,10 +107,10 @@ class FLFA(Wrapper):
         """The inner method's; this round's updates choose the layers of the next."""
         used = [s.names.layers[place] for place in server["feedback"]["layers"].tolist()]
         idle = int(server["feedback"]["idle"]) + (bool(used) and not any(self._acts(s, layer) for layer in used))
-        rule = ("", *RULES)[int(server["feedback"]["rule"])]
+        rule = ("", *RULES)[int(server["feedback"]["rule"])]  # "": not decided yet; once decided it stays (Sec. 13.2)
         chosen = used
         s.record.update(feedback_layers=used, feedback_no_op_rounds=idle)
-        if not self._fixed():
+        if not self._named_layers():
             measured = merged["similarity"]
             z = {layer: float(measured[layer]) for layer in self.candidates(s) if layer in measured}
             rule = rule or (self.select if self.select in RULES else decide_rule(z))
@@ -133,13 +138,13 @@ class FLFA(Wrapper):
         below = names.params[: names.params.index(f"{layer}.weight")]
         return layer != names.layers[0] and not set(below).isdisjoint(context.trainable)
 
-    def _fixed(self) -> list[str]:
+    def _named_layers(self) -> list[str]:
         kind, _, named = self.select.partition(":")
         return named.split("+") if kind == "fixed" and named else []
 
     def __post_init__(self) -> None:
         """Refuses what cannot be combined."""
-        if self.select not in (*RULES, "auto") and not self._fixed():
+        if self.select not in (*RULES, "auto") and not self._named_layers():
             raise InputError(f"flfa.select: expected lowest, highest, auto or fixed:LAYER, got '{self.select}'")
         if "delta" not in self.inner.reducers:
             raise InputError(f"flfa needs a method whose clients train the model and send how it moved; "
