@@ -1,7 +1,7 @@
 """A chunk of clients as one batch, for many small clients: slots run once for all of them under `vmap`.
 
-Results equal those of `serial` up to rounding: sums are taken in another order (docs/design.md says how close,
-docs/performance.md when it pays).
+Results equal those of `serial` up to rounding: sums are taken in another order. docs/design.md says how
+close, docs/performance.md when it pays.
 """
 
 from __future__ import annotations
