@@ -154,7 +154,7 @@ REFUSED = {
     "out is a finished run": ("run --out other_run", "holds a finished run; choose another --out"),
     "out is an unfinished run": ("run --out broken_run", "continue it with 'unskew resume broken_run'"),
     "compare into a file": ("compare --methods fedavg --out a_file", "a_file is a file; choose another --out"),
-    "compare over my table": ("compare --methods fedavg --out others", "table.md is there already and of no compar"),
+    "compare over my table": ("compare --methods fedavg --out others", "table.md already exists and belongs to no co"),
     "split over a file": ("split --out a_file", "'a_file' exists and holds something else"),
     "csv over a file": ("split --csv a_file", "'a_file' exists and holds something else"),
     "csv in no folder": ("split --csv nosuch/x.csv", "cannot write 'nosuch/x.csv'"),

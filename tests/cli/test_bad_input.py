@@ -47,6 +47,17 @@ def test_standard_output_on_a_full_disk():
     assert done.stderr.startswith("error: No space left on device") and done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("line", ["--help", "methods", "methods --json"])
+def test_closed_pipe(line: str):
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [sys.executable, "-m", "unskew", *line.split()], stdout=writing, stderr=subprocess.PIPE, text=True
+    )
+    os.close(writing)
+    assert done.returncode == 141 and done.stderr == ""
+
+
 # ------------------------------------------------------------------------------------ runs that were damaged
 
 

@@ -10,7 +10,8 @@ from unskew.base.batch import Output
 from unskew.base.errors import InputError
 from unskew.base.registry import to_table
 from unskew.models.base import Architecture, Model, architectures, build
-from unskew.models.sizes import count_parameters, describe_model
+from unskew.models.etf import head_inputs
+from unskew.models.sizes import build_shapes, count_parameters, describe_model
 
 RGB32, GREY28, RGB28, RGB64, GREY8 = (3, 32, 32), (1, 28, 28), (3, 28, 28), (3, 64, 64), (1, 8, 8)
 
@@ -221,6 +222,14 @@ def test_describe_leaves_the_model_alone():
     assert model.training
     assert not any(module._forward_hooks for module in model.modules())
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("spec", FEATURES)
+def test_shapes_say_what_the_model_would(spec):
+    model = build_shapes(architectures.build(spec), RGB32, 10)
+    assert all(value.is_meta for value in model.state_dict().values())
+    assert count_parameters(model) == count_parameters(made(spec, RGB32))
+    assert head_inputs(model.head) == describe_model(made(spec, RGB32), RGB32).features
 
 
 def test_a_spec_is_text_a_table_or_an_architecture():

@@ -51,7 +51,7 @@ class LazyGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """The command that the first argument names, imported, and the other arguments."""
         name, _, rest = super().resolve_command(ctx, args)
-        return name, load_command(str(name)), rest
+        return name, name and load_command(name), rest
 
 
 app = typer.Typer(
@@ -65,15 +65,16 @@ for _name, (_, _line) in COMMANDS.items():
 
 def load_command(name: str) -> Any:
     """The command of that name, its module imported."""
-    gc.disable()  # what torch makes stays: looking through it for garbage took a fifth of a second
+    module, _, function = COMMANDS[name][0].partition(".")
+    gc.disable()  # what imports make stays; looking through it for garbage would take up to half a second
     from unskew.base.process import keep_freed_memory
 
+    found = getattr(importlib.import_module(f"unskew.cli.{module}"), function)
     gc.freeze()
     gc.enable()
     keep_freed_memory()
-    module, _, function = COMMANDS[name][0].partition(".")
     alone = typer.Typer(add_completion=False, rich_markup_mode="rich")
-    alone.command(name)(getattr(importlib.import_module(f"unskew.cli.{module}"), function))
+    alone.command(name)(found)
     return typer.main.get_command(alone)
 
 
@@ -129,6 +130,10 @@ def _call(arguments: list[str] | None) -> int:
         return _report_interrupt()
     except BrokenPipeError:
         return _discard_output()
+    except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):  # what the libraries make of it
+            return _discard_output()
+        raise
     except OSError as error:
         return _report_refusal(error)
     except Exception as error:

@@ -36,8 +36,8 @@ from unskew.runs.config import FLAGS, Run
 from unskew.runs.folder import Row
 
 SUFFIX: dict[Format, str] = {"json": "json", "md": "md", "csv": "csv", "latex": "tex"}
-LEFT = (*(f"table.{suffix}" for suffix in SUFFIX.values()), "curves.png", "split.png", "measures.png", "report.html")
-"""What a comparison leaves beside its runs; table.json comes first and says whose the others are."""
+WRITTEN = (*(f"table.{suffix}" for suffix in SUFFIX.values()), "curves.png", "split.png", "measures.png", "report.html")
+"""What a comparison writes beside its runs; table.json comes first and says whose the others are."""
 
 
 @add_run_flags(*(flag for flag in FLAGS if flag not in ("method", "seed")))
@@ -76,33 +76,34 @@ def compare(
     reused = sum(cell.reused for cell in cells)
     if reused and not quiet:
         note(f"{reused} of {len(cells)} runs were finished already and were not run again")
-    result = comparison_table(cells, title_of(base, len(numbers)), metric)
+    result = comparison_table(cells, make_title(base, len(numbers)), metric)
     earlier = out / "table.json"
     if not quiet and earlier.exists() and earlier.read_text(encoding="utf-8") != render(result, "json"):
-        note(f"the earlier table and pictures in {out} are made anew; all its runs are kept")
+        note(f"the earlier table and pictures in {out} are replaced; all its runs are kept")
     for kind, suffix in SUFFIX.items():
         storage.write_atomic(out / f"table.{suffix}", render(result, kind).encode(), sync=False)
-    draw(base, cells, numbers[0], data, data_dir, out)
+    draw_pictures(base, cells, numbers[0], data, data_dir, out)
     pictures = [("Accuracy over rounds", out / "curves.png"), ("Who holds what", out / "split.png")]
     measured = draw_measures(cells, out / "measures.png")
     if measured:
         pictures.append(("Measures over rounds", out / "measures.png"))
     write_page(result, pictures, (cells[0].folder / "run.toml").read_text(encoding="utf-8"), out / "report.html")
-    if as_json or form is not None:
-        sys.stdout.write(render(result, "json" if as_json or form is None else form))
+    chosen = "json" if as_json else form
+    if chosen is not None:
+        sys.stdout.write(render(result, chosen))
         return
-    show(result)
-    left = "report.html, table.md (and .csv, .tex, .json), curves.png, split.png" + ", measures.png" * measured
-    console.print(f"\nin {out}: {left}", soft_wrap=True)
+    show_table(result)
+    written = "report.html, table.md (and .csv, .tex, .json), curves.png, split.png" + ", measures.png" * measured
+    console.print(f"\nin {out}: {written}", soft_wrap=True)
 
 
 def check_place(out: Path) -> None:
-    """Refuses a folder in which files of somebody else have the names of the comparison's own."""
-    there = [name for name in LEFT if (out / name).exists()]
+    """Refuses a folder in which other files have the names that the comparison would write."""
+    existing = [name for name in WRITTEN if (out / name).exists()]
     if out.exists() and not out.is_dir():
         raise InputError(f"{out} is a file; choose another --out, a folder")
-    if there and not _is_table(out / "table.json"):
-        raise InputError(f"{out / there[0]} is there already and of no comparison; choose another --out")
+    if existing and not _is_table(out / "table.json"):
+        raise InputError(f"{out / existing[0]} already exists and belongs to no comparison; choose another --out")
 
 
 def _is_table(path: Path) -> bool:
@@ -141,7 +142,7 @@ class _Announcer:
 
 
 def read_seeds(text: str) -> list[int]:
-    """`3` means seeds 0, 1, 2; `1024,2025` means those; `7,` means seed 7 alone."""
+    """Reads a list of seeds: `3` means seeds 0, 1, 2; `1024,2025` means those; `7,` means seed 7 alone."""
     try:
         numbers = [int(part) for part in text.split(",") if part.strip()]
     except ValueError:
@@ -155,28 +156,30 @@ def read_seeds(text: str) -> list[int]:
     return numbers
 
 
-def title_of(run: Run, seeds: int) -> str:
+def make_title(run: Run, seeds: int) -> str:
     """What was compared, in a line."""
     assert run.clients is not None
     cohort = building.cohort_size(run, run.clients)
     each = "all" if cohort == run.clients else f"{cohort} of"
     return (
-        f"{run.data}, {run.split}, {each} {run.clients} clients a round, {_number(run.rounds, 'round')}, "
-        f"{run.model}, {_number(seeds, 'seed')}"
+        f"{run.data}, {run.split}, {each} {run.clients} clients a round, {_count(run.rounds, 'round')}, "
+        f"{run.model}, {_count(seeds, 'seed')}"
     )
 
 
-def _number(count: int, thing: str) -> str:
+def _count(count: int, thing: str) -> str:
     return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
 
 
-def draw(run: Run, cells: Sequence[CellResult], seed: int, data: Dataset, data_dir: Path | None, out: Path) -> None:
-    """The accuracy curves, and the first seed's partition."""
+def draw_pictures(
+    run: Run, cells: Sequence[CellResult], seed: int, data: Dataset, data_dir: Path | None, out: Path
+) -> None:
+    """Draws the accuracy curves, and the first seed's partition."""
     curves: dict[str, list[list[tuple[int, float]]]] = {}
     for cell in cells:
         curve = [(row["round"], _accuracy(row)) for row in cell.rounds]
         curves.setdefault(cell.method, []).append([(number, value) for number, value in curve if value is not None])
-    plot_curves(curves, out / "curves.png", title_of(run, len({cell.seed for cell in cells})))
+    plot_curves(curves, out / "curves.png", make_title(run, len({cell.seed for cell in cells})))
     first = replace(run, seed=seed)
     data = building.prepare_data(first, data_dir, data)
     partition = building.cut(first, data)
@@ -189,7 +192,7 @@ def draw(run: Run, cells: Sequence[CellResult], seed: int, data: Dataset, data_d
 
 
 def draw_measures(cells: Sequence[CellResult], path: Path) -> bool:
-    """The measured figures over rounds, if there are any with a course; else no picture is left."""
+    """Draws the measured figures over rounds; False, and no picture, where none has two rounds."""
     series: dict[str, dict[str, list[list[tuple[int, float]]]]] = {}
     for cell in cells:
         found: dict[str, list[tuple[int, float]]] = {}
@@ -212,8 +215,8 @@ def _accuracy(row: Row) -> float | None:
     return found
 
 
-def show(result: Compared) -> None:
-    """The table in the terminal: best bold, second best underlined."""
+def show_table(result: Compared) -> None:
+    """Prints the table: best bold, second best underlined."""
     shown = make_table("method", *result.columns, title=result.title)
     for name, cells in result.rows:
         looks = {"best": "bold green", "second": "underline", "": ""}

@@ -29,7 +29,7 @@ class RoundProgress:
             )  # fmt: skip
             self._task = self._bar.add_task(self.title, total=self.rounds, figures="")
             self._bar.start()
-        progress.listen(None if self.quiet else self.inside)
+        progress.listen(None if self.quiet else self.show_part)
         return self
 
     def __exit__(
@@ -39,7 +39,7 @@ class RoundProgress:
         if self._bar:
             self._bar.stop()
 
-    def inside(self, what: str, done: int, total: int) -> None:
+    def show_part(self, what: str, done: int, total: int) -> None:
         """Shows how far a round's long work has come."""
         text = f"{what} {done}/{total}"
         if self._bar:
