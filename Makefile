@@ -14,8 +14,8 @@ $(STAMP): pyproject.toml
 	@touch $(STAMP)
 
 demo: setup
-	$(BIN)/unskew compare --methods "fedavg,fedprox(mu=1.0),scaffold" --seeds 3 \
-		--data digits --split dirichlet:0.1 --clients 20 --sample 0.5 --rounds 40 --epochs 2 --lr 0.05 \
+	$(BIN)/unskew compare --methods "fedavg,flfa,fedsol,fedetf,fedblade(var_eps=0.01),fedper,fedas" --seeds 3 \
+		--data digits --split dirichlet:0.1 --clients 10 --sample 0.5 --rounds 12 --epochs 3 --lr 0.01 --momentum 0.9 \
 		--executor pool --memory-format contiguous --out demo
 
 lint: setup
