@@ -82,7 +82,7 @@ def compare(
         note(f"the earlier table and pictures in {out} are replaced; all its runs are kept")
     for kind, suffix in SUFFIX.items():
         storage.write_atomic(out / f"table.{suffix}", render(result, kind).encode(), sync=False)
-    draw_pictures(base, cells, numbers[0], data, data_dir, out)
+    draw_pictures(base, cells, result, numbers[0], data, data_dir, out)
     pictures = [("Accuracy over rounds", out / "curves.png"), ("Who holds what", out / "split.png")]
     measured = draw_measures(cells, out / "measures.png")
     if measured:
@@ -172,13 +172,20 @@ def _count(count: int, thing: str) -> str:
 
 
 def draw_pictures(
-    run: Run, cells: Sequence[CellResult], seed: int, data: Dataset, data_dir: Path | None, out: Path
+    run: Run,
+    cells: Sequence[CellResult],
+    result: Compared,
+    seed: int,
+    data: Dataset,
+    data_dir: Path | None,
+    out: Path,
 ) -> None:
-    """Draws the accuracy curves, and the first seed's partition."""
+    """Draws the accuracy curves, personal methods marked as in the table, and the first seed's partition."""
     curves: dict[str, list[list[tuple[int, float]]]] = {}
     for cell in cells:
         curve = [(row["round"], _accuracy(row)) for row in cell.rounds]
-        curves.setdefault(cell.method, []).append([(number, value) for number, value in curve if value is not None])
+        label = cell.method + result.tag(cell.method)
+        curves.setdefault(label, []).append([(number, value) for number, value in curve if value is not None])
     plot_curves(curves, out / "curves.png", make_title(run, len({cell.seed for cell in cells})))
     first = replace(run, seed=seed)
     data = building.prepare_data(first, data_dir, data)

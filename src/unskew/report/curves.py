@@ -20,7 +20,8 @@ Curve = Sequence[tuple[int, float]]
 
 def plot_curves(curves: Mapping[str, Sequence[Curve]], path: Path, title: str) -> None:
     """Mean accuracy in per cent over rounds; the band is one standard deviation over seeds."""
-    figure = Figure(figsize=(7.2, 4.2), dpi=150, layout="constrained")
+    crowded = len(curves) > 4  # then the legend would hide curves
+    figure = Figure(figsize=(7.2, 5.0 if crowded else 4.2), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     for number, (method, seeds) in enumerate(curves.items()):
@@ -40,7 +41,10 @@ def plot_curves(curves: Mapping[str, Sequence[Curve]], path: Path, title: str) -
     axes.margins(x=0.01)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     title = "in brackets: the last round; band: ± 1 standard deviation over seeds"
-    axes.legend(frameon=False, fontsize=9, title=title, title_fontsize=8)
+    if crowded:
+        figure.legend(loc="outside lower center", frameon=False, fontsize=9, title=title, title_fontsize=8, ncols=3)
+    else:
+        axes.legend(frameon=False, fontsize=9, title=title, title_fontsize=8)
     figure.savefig(path)
 
 
