@@ -1,12 +1,12 @@
 """The registries: by them, what a plugin adds gets its name (`@registries.methods.register("mine")`)."""
 
+from unskew.core.division import divisions
 from unskew.core.method import methods
 from unskew.core.term import terms
 from unskew.data.partition.splits import splits
 from unskew.data.sources.base import sources
 from unskew.data.transforms import transforms
 from unskew.measures.base import measures
-from unskew.methods.division import divisions
 from unskew.models.base import architectures
 
 __all__ = ["architectures", "divisions", "measures", "methods", "sources", "splits", "terms", "transforms"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -16,6 +18,8 @@ class Output(NamedTuple):
 
     logits: Tensor
     features: Tensor
+    maps: Mapping[str, Tensor] = MappingProxyType({})
+    """What the layers that were asked for gave, by their names."""
 
 
 class Batch(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from unskew.core.net import Forward, Mode, Names
 
 if TYPE_CHECKING:
     from unskew.base.batch import Batch
+    from unskew.core.observer import Observer
     from unskew.core.term import Term
     from unskew.data.batches import LocalData
 
@@ -29,28 +30,37 @@ BufferPolicy = Literal["average", "local", "reset"]
 class Steps(Protocol):
     """How gradients are taken and steps are made: for one client at a time, or for many side by side."""
 
+    def bind(self, forward: Forward) -> Forward:
+        """The forward pass of a visit whose steps these are."""
+
     def copy(self, params: Tree) -> Tree:
         """A tree whose tensors are free to be changed."""
 
     def gradient(self, loss: Callable[[Tree], Tensor], params: Tree, names: Iterable[str]) -> tuple[Tree, Tensor]:
         """The gradient of `loss` at `params` with respect to these names, and the loss (detached)."""
 
-    def descend(self, c: Context, params: Tree, gradient: LocalGradient, batches: Iterable[Batch]) -> Tree:
+    def descend(self, c: Context, params: Tree, gradient: LocalGradient, batches: Iterable[Any]) -> Tree:
         """A copy of `params` after one step of SGD along `gradient(c, params, batch)` for each batch."""
 
-
-class Observer(Protocol):
-    """Looks on while a client trains: a measure. It notes numbers in `c.diagnostics` and changes nothing."""
-
-    def step(self, c: Any, params: Tree, batch: Batch, grads: Tree) -> None:
-        """A local step is about to be made along `grads`."""
-
-    def trained(self, c: Any, params: Tree) -> None:
-        """Local training has ended with these parameters."""
+    def fold(
+        self, c: Context, step: Callable[[Groups, Batch], Groups], start: Groups, batches: Iterable[Batch]
+    ) -> Groups:
+        """`start` after `step(groups, batch)` for each batch; a client that has no batch left stands still."""
 
 
-LocalGradient = Callable[[Any, Tree, "Batch"], Tree]
+LocalGradient = Callable[[Any, Tree, Any], Tree]
 """`gradient(c, params, batch)`: the direction of a local step; it may name fewer parameters than there are."""
+
+
+Fixed = Literal["received", "previous"]
+"""Models that do not change in a visit."""
+
+
+class Outcome(NamedTuple):
+    """Parameters, and what else was made with them: groups that later slots of the visit find in `c.made`."""
+
+    params: Tree
+    made: Groups
 
 
 class Diagnostics:
@@ -100,8 +110,13 @@ class Context:
     diagnostics: Diagnostics = field(default_factory=Diagnostics)
     observers: tuple[Observer, ...] = ()
     """Called at every step and at the end of training; they note numbers and change nothing."""
-    before_step: tuple[Callable[[Tree], None], ...] = ()
-    """Called with the parameters before each local step, where a wrapper must tell them from perturbed ones."""
+    rounds: int = 0
+    """How many rounds the run has."""
+
+    @property
+    def step(self) -> int:
+        """The number of the current step in the visit, from 1; 0 before the first."""
+        return self.diagnostics.steps
 
     def features(self, params: Tree, x: Tensor, mode: Mode = "train") -> Tensor:
         """The body's features of inputs, [B, D]."""
@@ -114,7 +129,8 @@ class Context:
     def aside(self: Self, **changed: Any) -> Self:
         """The same context with other local settings (`lr=0.01, epochs=1`), whose steps and notes are not counted."""
         settings = replace(self.settings, **changed)
-        return replace(self, settings=settings, diagnostics=self.diagnostics.make_empty(), observers=())
+        seeing = tuple(observer for observer in self.observers if observer.asides)
+        return replace(self, settings=settings, diagnostics=self.diagnostics.make_empty(), observers=seeing)
 
     def grad(self, loss: Callable[[Tree], Tensor], params: Tree, names: tuple[str, ...] | None = None) -> Tree:
         """The gradient of `loss` at `params` for the trainable parameters, or for `names`."""
@@ -140,10 +156,20 @@ class ClientContext(Context):
     has_batchnorm: bool = False
     received: Groups = field(default_factory=dict)
     """What the client starts from, whole and unchanged by training: `model` (its own part included), `buffers`."""
+    previous: Groups = field(default_factory=dict)
+    """The client's model after its last visit (at first the initial one), where a term needs it: `model`, `buffers`."""
     terms: tuple[Term, ...] = ()
-    """Loss terms that a wrapper adds to the method inside it."""
-    taught: Tree = field(default_factory=dict)
-    """What the received model says about each of the client's samples, [n, ...]; see `with_taught`."""
+    """The terms of the local loss: the method's own, the user's and those of wrappers."""
+    maps: tuple[str, ...] = ()
+    """Layers whose outputs these terms want to see."""
+    made: Groups = field(default_factory=dict)
+    """What was made in this visit: by `prepare` (`with_made`), and by slots that return an `Outcome`."""
+    sent: Groups = field(default_factory=dict)
+    """What `upload` gave, for `keep` and `weight`."""
+
+    def with_made(self, **groups: Tree) -> ClientContext:
+        """The same visit with something that is made once and used in later slots: `c.made[name]`."""
+        return replace(self, made={**self.made, **groups})
 
     def rng(self, purpose: str) -> torch.Generator:
         """A stream of this run, round and client for this purpose."""
@@ -183,29 +209,57 @@ class ClientContext(Context):
         """All samples once, in order, not augmented: for statistics such as prototypes."""
         return self.data.passes(batch)
 
-    def with_taught(self) -> ClientContext:
-        """The same visit, in which the received model has looked at every sample once; only if that saves work.
+    def fold(
+        self,
+        step: Callable[[Groups, Batch], Groups],
+        start: Groups,
+        *,
+        epochs: int | None = None,
+        purpose: str = "batches",
+    ) -> Groups:
+        """A loop of one's own over the visit's batches: `start` after `step(groups, batch)` for each; steps count.
+
+        It holds for many clients at once, where a client whose batches are used up must stand still.
+        """
+        return self.steps.fold(self, step, start, self.batches(epochs, purpose))
+
+    # ------------------------------------------------------------------ what models that stay fixed say of samples
+
+    def teacher(self, batch: Batch) -> Output:
+        """What the received model says about a batch, without gradient."""
+        return self._see("received", batch)
+
+    def predecessor(self, batch: Batch) -> Output:
+        """What the client's model after its last visit says about a batch, for terms that need `previous`."""
+        return self._see("previous", batch)
+
+    def with_seen(self, which: Fixed) -> ClientContext:
+        """The same visit, in which a fixed model has looked at every sample once; only if that saves work.
 
         It does not where samples are augmented, or where what a model says of a sample depends on its batch.
         """
-        by_batch = self.has_batchnorm and (self.buffer_policy == "reset" or not self.received["buffers"])
+        by_batch = self.has_batchnorm and (self.buffer_policy == "reset" or not self._fixed(which)["buffers"])
         s = self.settings
         if self.augmented or by_batch or (s.steps is not None and s.steps * s.batch < int(self.longest)):
             return self
         with torch.no_grad():
-            seen = [self._teach(batch.x) for batch in self.passes()]
-        parts = zip(("logits", "features"), zip(*seen, strict=True), strict=False)
-        return replace(self, taught={name: torch.cat(own) for name, own in parts})
+            seen = [self._look(which, batch.x) for batch in self.passes()]
+        logits, features = (torch.cat(parts) for parts in zip(*seen, strict=True))
+        return self.with_made(**{f"seen by {which}": {"logits": logits, "features": features}})
 
-    def teacher(self, batch: Batch) -> Output:
-        """What the received model says about a batch, without gradient."""
-        if self.taught:
-            return Output(self.taught["logits"][batch.positions], self.taught["features"][batch.positions])
+    def _see(self, which: Fixed, batch: Batch) -> Output:
+        if known := self.made.get(f"seen by {which}"):
+            return Output(known["logits"][batch.positions], known["features"][batch.positions])
         with torch.no_grad():
-            return self._teach(batch.x)
+            return Output(*self._look(which, batch.x))
 
-    def _teach(self, x: Tensor) -> Output:
-        return self.forward(self.received["model"], x, "eval", self.received["buffers"])
+    def _look(self, which: Fixed, x: Tensor) -> tuple[Tensor, Tensor]:
+        model = self._fixed(which)
+        out = self.forward(model["model"], x, "eval", model["buffers"])
+        return out.logits, out.features
+
+    def _fixed(self, which: Fixed) -> Groups:
+        return self.received if which == "received" else self.previous
 
     @property
     def longest(self) -> int:
@@ -226,6 +280,8 @@ class ServerContext(Context):
     num_clients: int = 0
     cohort: tuple[int, ...] = ()
     """This round's clients."""
+    replied: tuple[int, ...] = ()
+    """Those whose replies count, in `update`."""
     buffers: Tree = field(default_factory=dict)
     has_batchnorm: bool = False
 

@@ -91,6 +91,7 @@ class Device:
         def in_bfloat16(*args: P.args, **options: P.kwargs) -> Output:
             with torch.autocast(self.kind.type, torch.bfloat16):
                 out = forward(*args, **options)
-            return Output(out.logits.float(), out.features.float())
+            maps = {name: value.float() for name, value in out.maps.items()}
+            return Output(out.logits.float(), out.features.float(), maps)
 
         return in_bfloat16

@@ -37,14 +37,15 @@ class Stack:
     """What clients that worked side by side sent, not yet taken apart: tensors [K, ...]."""
 
     groups: Groups
-    weights: list[float]
+    count: int
+    """How many clients they are."""
     sound: bool
-    """Whether all of it may be merged: finite numbers, no weight below zero."""
+    """Whether all of it is finite."""
 
     @cached_property
     def nbytes(self) -> int:
         """Bytes that each client sent."""
-        return tree.nbytes(self.groups) // len(self.weights)
+        return tree.nbytes(self.groups) // self.count
 
     @cached_property
     def _parts(self) -> dict[str, dict[str, tuple[Tensor, ...]]]:

@@ -2,39 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import itertools
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from unskew.base.batch import Batch
 from unskew.base.torch_private import add_in_place, add_lists, run_backward, scale_in_place, scale_list
-from unskew.base.tree import Tree
+from unskew.base.tree import Groups, Tree
 
 if TYPE_CHECKING:
-    from unskew.base.batch import Batch
     from unskew.base.settings import LocalSettings
     from unskew.core.context import ClientContext, Context, LocalGradient
+    from unskew.core.net import Forward
 
 Copy = Callable[[Tree], Tree]
 
 
 def sgd(
-    c: ClientContext, params: Tree, gradient: LocalGradient, *, epochs: int | None = None, purpose: str = "batches"
+    c: ClientContext,
+    params: Tree,
+    gradient: LocalGradient,
+    *,
+    epochs: int | None = None,
+    purpose: str = "batches",
+    together: int = 1,
 ) -> Tree:
-    """Trains a copy of `params` over the visit's batches; `gradient` may name fewer parameters than there are."""
-    return c.steps.descend(c, params, gradient, c.batches(epochs, purpose))
+    """Trains a copy of `params` over the visit's batches; `gradient` may name fewer parameters than there are.
+
+    With `together` above 1 each step takes so many batches, and `gradient` a tuple of them; what is left over at the
+    end is not used.
+    """
+    batches = c.batches(epochs, purpose)
+    return c.steps.descend(c, params, gradient, batches if together == 1 else _group(batches, together))
 
 
-def step_gradient(c: Context, gradient: LocalGradient, params: Tree, batch: Batch) -> Tree:
-    """The direction of one counted step; whoever watches sees the parameters before it."""
-    for watch in c.before_step:
-        watch(params)
+def _group(batches: Iterator[Batch], size: int) -> Iterator[tuple[Batch, ...]]:
+    while len(group := tuple(itertools.islice(batches, size))) == size:
+        yield group
+
+
+def step_gradient(c: Context, gradient: LocalGradient, params: Tree, batch: Any) -> Tree:
+    """The direction of one counted step; observers see the parameters before it, and its first batch."""
     c.diagnostics.step(batch)
+    if not c.observers:
+        return gradient(c, params, batch)
+    first = batch if isinstance(batch, Batch) else batch[0]
+    for observer in c.observers:
+        observer.before_step(c, params, first)
     grads = gradient(c, params, batch)
     for observer in c.observers:
-        observer.step(c, params, batch, grads)
+        observer.step(c, params, first, grads)
     return grads
 
 
@@ -45,6 +66,10 @@ class OneByOne:
         self._copy = copy
         self._working: Tree | None = None
         self._leaves: tuple[str, ...] = ()
+
+    def bind(self, forward: Forward) -> Forward:
+        """The forward pass as it is."""
+        return forward
 
     def copy(self, params: Tree) -> Tree:
         """A tree whose tensors are free to be changed."""
@@ -59,7 +84,17 @@ class OneByOne:
             value = loss(leaves)
         return dict(zip(wanted, backward(value, [leaves[name] for name in wanted]), strict=True)), value.detach()
 
-    def descend(self, c: Context, params: Tree, gradient: LocalGradient, batches: Iterable[Batch]) -> Tree:
+    def fold(
+        self, c: Context, step: Callable[[Groups, Batch], Groups], start: Groups, batches: Iterable[Batch]
+    ) -> Groups:
+        """`start` after `step(groups, batch)` for each batch."""
+        with torch.no_grad():
+            for batch in batches:
+                c.diagnostics.step(batch)
+                start = step(start, batch)
+        return start
+
+    def descend(self, c: Context, params: Tree, gradient: LocalGradient, batches: Iterable[Any]) -> Tree:
         """A copy of `params` after one step of SGD along `gradient` for each batch."""
         params = self._copy(params)
         for name in c.trainable:

@@ -1,14 +1,15 @@
 """A method is one frozen dataclass: its fields are its hyper-parameters, its slots are pure functions.
 
-Every slot has a default, and the defaults together are FedAvg. A method overrides the fewest it can.
-Slots reach passes and gradients through the context and return new values; they change nothing they are given.
+Every slot has a default, and the defaults together are FedAvg. A method overrides the fewest it can. core/slots.py
+lists them all in the order in which they are called. Slots reach passes and gradients through the context and return
+new values; they change nothing they are given.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-import torch
 from torch import Tensor
 
 from unskew.base import tree
@@ -16,10 +17,14 @@ from unskew.base.batch import Batch, Output
 from unskew.base.registry import Component, Registry, param, validated
 from unskew.base.tree import Groups, Tree
 from unskew.core import local_loop
-from unskew.core.context import BufferPolicy, ClientContext, Context, ServerContext
+from unskew.core.context import BufferPolicy, ClientContext, Context, Outcome, ServerContext
+from unskew.core.division import Division, Layers, join
 from unskew.core.reducers import Reducers, buffers, mean
 from unskew.core.term import Term
 from unskew.models.base import Model
+
+if TYPE_CHECKING:
+    from unskew.core.jobs import Reply
 
 
 @validated
@@ -43,6 +48,10 @@ class Method(Component):
     """How each group of the replies is merged."""
     survey_reducers: ClassVar[Reducers] = {}
     """If not empty, each round begins with an exchange of statistics: `survey`, `digest`, `brief`."""
+    offers: ClassVar[tuple[str, ...]] = ()
+    """What terms may need and only some methods have (`prototypes`, `etf_head`)."""
+    takes_terms: ClassVar[bool] = True
+    """Whether clients train a model by a loss that terms can join."""
 
     # --------------------------------------------------------------------------------- before the run
 
@@ -69,6 +78,10 @@ class Method(Component):
         """What is sent after that exchange, in addition to the message."""
         return {}
 
+    def weigh(self, s: ServerContext, replies: Sequence[Reply]) -> Sequence[float]:
+        """How much each reply counts in all weighted means of the round; a rule of one's own sees them all at once."""
+        return [reply.weight for reply in replies]
+
     def update(self, s: ServerContext, server: Groups, merged: Groups) -> Groups:
         """The server's next state from the merged replies."""
         delta = merged["delta"]
@@ -90,12 +103,12 @@ class Method(Component):
         return {}
 
     def prepare(self, c: ClientContext) -> ClientContext:
-        """The context that all later slots of the visit see."""
+        """The context that all later slots of the visit see; `c.with_made(...)` adds what is made once per visit."""
         return c
 
     def start(self, c: ClientContext) -> Tree:
-        """The parameters to train from: the received ones together with the client's personal ones."""
-        return self.merge_personal(c)
+        """The parameters to train from: the received ones together with the client's own."""
+        return c.received["model"]
 
     def criterion(self, c: ClientContext, out: Output, batch: Batch) -> Tensor:
         """The supervised part of the loss."""
@@ -105,38 +118,30 @@ class Method(Component):
         """The terms that make this method what it is."""
         return ()
 
-    def outer_terms(self) -> tuple[Term, ...]:
-        """Terms of wrappers; they reach the loss of the method inside through the context."""
-        return ()
-
     def loss(self, c: ClientContext, params: Tree, batch: Batch) -> Tensor:
-        """The local loss of one batch."""
-        out = c.forward(params, batch.x)
+        """The local loss of one batch: the criterion and the visit's terms. The one place where it is composed."""
+        out = c.forward(params, batch.x, maps=c.maps)
         value = self.criterion(c, out, batch)
-        for term in (*self.own_terms(), *self.terms, *c.terms):
+        for term in c.terms:
             value = value + term(c, params, batch, out)
         return value
 
-    def proximal(self, c: ClientContext, params: Tree, batch: Batch) -> Tree | None:
-        """What the method adds to the gradient of the supervised loss, its proximal gradient; None: nothing."""
-        own = self.own_terms()
-        if not own:
-            return None
+    def correction(self, c: ClientContext, params: Tree, batch: Batch) -> Tree | None:
+        """What is added to the gradient of the loss, such as SCAFFOLD's c - c_i; None: nothing.
 
-        def added(p: Tree) -> Tensor:
-            seen = c.forward(p, batch.x)
-            return torch.stack([term(c, p, batch, seen) for term in own]).sum()
-
-        return c.grad(added, params)
+        It counts as proximal: inside FedSOL it gives the proximal gradient and leaves the step.
+        """
+        return None
 
     def gradient(self, c: ClientContext, params: Tree, batch: Batch) -> Tree:
         """The direction of one local step (descended after weight decay and momentum)."""
         grads, loss = c.grad_and_value(lambda p: self.loss(c, p, batch), params)
         c.diagnostics.note("train_loss", loss)
-        return grads
+        more = self.correction(c, params, batch)
+        return grads if more is None else tree.add(grads, more)
 
-    def train(self, c: ClientContext, params: Tree) -> Tree:
-        """Local training."""
+    def train(self, c: ClientContext, params: Tree) -> Tree | Outcome:
+        """Local training; an `Outcome` hands on what else was made, which later slots find in `c.made`."""
         return local_loop.sgd(c, params, self.gradient)
 
     def upload(self, c: ClientContext, params: Tree) -> Groups:
@@ -146,7 +151,7 @@ class Method(Component):
         return {**reply, "buffers": tree.copy(c.buffers)} if c.buffer_policy == "average" else reply
 
     def keep(self, c: ClientContext, params: Tree) -> Groups:
-        """What the client remembers: its personal part."""
+        """What the client remembers: its personal part. What it has just sent is `c.sent`."""
         kept: Groups = {}
         if self.personal:
             kept["personal"] = tree.select(params, c.names.match(self.personal))
@@ -155,30 +160,42 @@ class Method(Component):
         return kept
 
     def weight(self, c: ClientContext, params: Tree) -> Tensor:
-        """The client's weight in weighted means."""
+        """The client's weight in weighted means; the server's `weigh` has the last word."""
         return c.num_samples
 
-    def personalise(self, c: ClientContext) -> Tree:
-        """The model this client would use now, given the newest message and what it remembers."""
-        return self.merge_personal(c)
+    def personalise(self, c: ClientContext) -> Tree | Outcome:
+        """The model this client would use now; an `Outcome` hands on to `predict` what else it needs."""
+        return c.received["model"]
 
     def predict(self, c: ClientContext, params: Tree, x: Tensor) -> Tensor:
         """Scores [B, C] of a batch."""
         return c.forward(params, x, mode="eval").logits
 
-    # -------------------------------------------------------------------------------------- helpers
+    # ------------------------------------------------------------- what follows from slots and declarations
+
+    @property
+    def division(self) -> Division:
+        """Which part of the model travels, and which is the client's own: by default what `personal` says."""
+        return Layers(patterns=self.personal)
 
     def shared(self, context: Context, params: Tree) -> Tree:
         """The part of the parameters that travels."""
-        return tree.without(params, context.names.match(self.personal)) if self.personal else params
+        return self.division.shared(context, params)
 
-    def merge_personal(self, c: ClientContext) -> Tree:
-        """The received parameters together with the client's personal ones (at first: the initial model's)."""
-        if not self.personal:
-            return c.message["model"]
-        own = c.state.get("personal") or c.initial["model"]
+    def receive(self, c: ClientContext) -> Tree:
+        """The model that a visit starts from: the received part with the client's own (at first: the initial one's)."""
         received = c.message["model"]
-        return {name: received[name] if name in received else own[name] for name in c.names.params}
+        if len(received) == len(c.names.params) and self.division.by_name:
+            return received
+        return join(received, c.state.get("personal") or c.initial["model"], c.names.params)
+
+    def loss_terms(self) -> tuple[Term, ...]:
+        """All terms of the local loss: the method's own, the user's, those of wrappers from the inside out."""
+        return (*self.own_terms(), *self.terms)
+
+    def used_terms(self) -> tuple[Term, ...]:
+        """All terms that are computed in a visit, for whatever purpose."""
+        return self.loss_terms()
 
 
 methods: Registry[Method] = Registry("method", Method)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import fnmatch
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from unskew.base import seeds
 from unskew.base.batch import Output
+from unskew.base.errors import InputError
 from unskew.base.torch_private import (
     BatchNormBase,
     NormBase,
@@ -49,8 +51,12 @@ class Forward(Protocol):
         buffers: Tree | None = None,
         layers: Mapping[str, Layer] | None = None,
         part: Part = "whole",
+        maps: tuple[str, ...] = (),
     ) -> Output:
-        """`buffers`: other BatchNorm statistics than the context's own; `layers`: what named layers do instead."""
+        """`buffers`: other BatchNorm statistics than the context's own; `layers`: what named layers do instead.
+
+        `maps`: layers whose outputs the result has, too.
+        """
 
 
 @dataclass(frozen=True)
@@ -63,6 +69,8 @@ class Names:
     buffers: tuple[str, ...]
     layers: tuple[str, ...]
     """Conv2d and Linear layers, in the model's order."""
+    blocks: tuple[str, ...] = ()
+    """The parts of the body, from the input upwards: where feature maps of several depths can be taken."""
 
     @functools.lru_cache(maxsize=256)  # noqa: B019 - lives as long as the process, one model a run
     def match(self, patterns: tuple[str, ...]) -> tuple[str, ...]:
@@ -73,6 +81,11 @@ class Names:
             for name in self.params
             if any(name in groups.get(p, ()) or fnmatch.fnmatchcase(name, p) for p in patterns)
         )
+
+
+def _record(seen: Tree, name: str, forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    seen[name] = forward(x)
+    return seen[name]
 
 
 class Net:
@@ -91,6 +104,7 @@ class Net:
             batchnorm=self._params_of((BatchNormBase,)),
             buffers=tuple(self._buffer_slots),
             layers=tuple(name for name, m in self._layers.items() if isinstance(m, (nn.Conv2d, nn.Linear))),
+            blocks=tuple(f"body.{name}" for name, _ in model.body.named_children()),
         )
         self.has_batchnorm = bool(self._norms)
         self._tracking = [m.track_running_stats for m in self._norms]
@@ -145,6 +159,7 @@ class Net:
         mode: Mode,
         layers: Mapping[str, Layer] | None = None,
         part: Part = "whole",
+        maps: tuple[str, ...] = (),
     ) -> Output:
         """A forward pass with these parameters and buffers; in mode `train` it updates `buffers` in place."""
         # inside a transform of torch.func nothing is reformatted: `vmap` cannot do it
@@ -161,7 +176,12 @@ class Net:
             self._set_mode(mode)
         if reformat and x.dim() == 4:
             x = x.contiguous(memory_format=torch.channels_last)
-        return self._pass(x, part) if not layers else self._with_layers(x, layers, part)
+        if not (layers or maps):
+            return self._pass(x, part)
+        seen: Tree = {}
+        with self._replace_layers(layers or {}), self._record_layers(maps, seen):
+            out = self._pass(x, part)
+        return out._replace(maps=seen) if maps else out
 
     def _pass(self, x: Tensor, part: Part) -> Output:
         if part == "head":
@@ -176,18 +196,37 @@ class Net:
             x = layer.forward(x)
         return Output(self.module.head.forward(x) if part == "whole" else x, x)
 
-    def _with_layers(self, x: Tensor, layers: Mapping[str, Layer], part: Part) -> Output:
+    @contextmanager
+    def _replace_layers(self, layers: Mapping[str, Layer]) -> Iterator[None]:
+        """For a while these layers do something else."""
         before = {name: self._layers[name].__dict__.get("forward") for name in layers}
         try:
             for name, work in layers.items():
                 layer = self._layers[name]
                 layer.forward = functools.partial(work, layer)
-            return self._pass(x, part)
+            yield
         finally:
-            for name, own in before.items():
-                self._layers[name].__dict__.pop("forward")
-                if own is not None:
-                    self._layers[name].forward = own
+            self._restore_layers(before)
+
+    @contextmanager
+    def _record_layers(self, maps: tuple[str, ...], seen: Tree) -> Iterator[None]:
+        """For a while `seen` gets what these layers give, whatever they do now."""
+        if unknown := [name for name in maps if name not in self._layers]:
+            raise InputError(f"feature maps: the model has no layer {unknown[0]}; its body has {self.names.blocks}")
+        before = {name: self._layers[name].__dict__.get("forward") for name in maps}
+        try:
+            for name in maps:
+                layer = self._layers[name]
+                layer.forward = functools.partial(_record, seen, name, layer.forward)
+            yield
+        finally:
+            self._restore_layers(before)
+
+    def _restore_layers(self, before: Mapping[str, Any]) -> None:
+        for name, own in before.items():
+            self._layers[name].__dict__.pop("forward", None)
+            if own is not None:
+                self._layers[name].forward = own
 
     def _set_mode(self, mode: Mode) -> None:
         training = mode in ("train", "batch")

@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from torch import Tensor
 
 from unskew.base.batch import Batch
-from unskew.base.tree import Tree
+from unskew.base.tree import Groups, Tree
 from unskew.core.context import Context, LocalGradient, Steps
 from unskew.core.jobs import Executor, Job, Reply
 from unskew.core.net import Forward
@@ -118,6 +118,10 @@ class ProfiledSteps:
     def __init__(self, inner: Steps, profile: Profile) -> None:
         self._inner, self._profile = inner, profile
 
+    def bind(self, forward: Forward) -> Forward:
+        """The forward pass of a visit whose steps these are."""
+        return self._inner.bind(forward)
+
     def copy(self, params: Tree) -> Tree:
         """A tree whose tensors are free to be changed."""
         return self._inner.copy(params)
@@ -127,7 +131,14 @@ class ProfiledSteps:
         with self._profile.part("backward"):
             return self._inner.gradient(self._profile.call("forward", loss), params, names)
 
-    def descend(self, c: Context, params: Tree, gradient: LocalGradient, batches: Iterable[Batch]) -> Tree:
+    def fold(
+        self, c: Context, step: Callable[[Groups, Batch], Groups], start: Groups, batches: Iterable[Batch]
+    ) -> Groups:
+        """A loop of a slot's own."""
+        with self._profile.part("update"):
+            return self._inner.fold(c, step, start, self._profile.each("data", batches))
+
+    def descend(self, c: Context, params: Tree, gradient: LocalGradient, batches: Iterable[Any]) -> Tree:
         """The steps of a visit."""
         with self._profile.part("update"):
             return self._inner.descend(c, params, gradient, self._profile.each("data", batches))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
+from unskew.base.errors import InputError
 from unskew.base.torch_private import add_in_place
 from unskew.base.tree import Tree
 
@@ -15,22 +16,37 @@ if TYPE_CHECKING:
     from unskew.core.jobs import Reply
 
 
-class Reducer(Protocol):
-    """Merges one group of the replies of a round."""
+class Reducer:
+    """Merges one group of the replies of a round; weights are the round's, the same for every group."""
+
+    averages: ClassVar[bool] = False
+    """Whether the merged value is a mean of what clients send: such groups may be clipped, quantised, made sparse."""
+
+    def __init__(self, s: ServerContext) -> None:
+        """Called at the beginning of each round."""
 
     def add(self, value: Tree, reply: Reply) -> None:
         """Takes in one client's tree; `reply` has its weight, number of samples and other groups."""
+        raise TypeError(f"reducer {type(self).__name__} must define add(value, reply)")
+
+    def add_stack(self, value: Tree, replies: Sequence[Reply]) -> None:
+        """Takes in the trees of many clients at once, [K, ...]; `replies` have no groups of their own."""
+        for place, reply in enumerate(replies):
+            self.add({name: tensor[place] for name, tensor in value.items()}, reply)
 
     def result(self) -> Any:
         """The merged value; an empty tree if no client replied."""
+        raise TypeError(f"reducer {type(self).__name__} must define result()")
 
 
 Reducers = Mapping[str, Any]
 """Name of the merged value → reducer of the group of that name, or (group, reducer) to read another group."""
 
 
-class mean:
+class mean(Reducer):
     """The weighted mean over the clients that sent the name."""
+
+    averages = True
 
     def __init__(self, s: ServerContext) -> None:
         self._sum: Tree = {}
@@ -46,8 +62,9 @@ class mean:
             self._add_some({name: tensor * reply.weight for name, tensor in value.items()}, reply.weight)
         self._weight += reply.weight
 
-    def add_stack(self, value: Tree, weights: list[float]) -> None:
+    def add_stack(self, value: Tree, replies: Sequence[Reply]) -> None:
         """Takes in the trees of many clients at once, [K, ...]."""
+        weights = [reply.weight for reply in replies]
         by = torch.tensor(weights)
         sums = {name: (by.to(v.dtype) @ v.reshape(len(by), -1)).view(v.shape[1:]) for name, v in value.items()}
         whole = sum(weights)
@@ -74,7 +91,7 @@ class mean:
         return {name: value / weights[name] for name, value in self._sum.items() if weights[name] > 0}
 
 
-class total:
+class total(Reducer):
     """The plain sum, each client counting once."""
 
     def __init__(self, s: ServerContext) -> None:
@@ -85,7 +102,7 @@ class total:
         for name, tensor in value.items():
             self._sum[name] = self._sum[name].add_(tensor) if name in self._sum else tensor.clone()
 
-    def add_stack(self, value: Tree, weights: list[float]) -> None:
+    def add_stack(self, value: Tree, replies: Sequence[Reply]) -> None:
         """Takes in the trees of many clients at once, [K, ...]."""
         for name, tensor in value.items():
             summed = tensor.sum(0)
@@ -99,6 +116,8 @@ class total:
 class mean_over_all_clients(total):
     """The sum over the round's clients divided by the number of all clients: absent ones count as zero."""
 
+    averages = True
+
     def __init__(self, s: ServerContext) -> None:
         super().__init__(s)
         self._clients = s.num_clients
@@ -111,6 +130,8 @@ class mean_over_all_clients(total):
 class buffers(mean):
     """BatchNorm's statistics: floating ones by weighted mean, counters, which have no mean, by maximum."""
 
+    averages = False  # statistics: a variance must not be clipped
+
     def __init__(self, s: ServerContext) -> None:
         super().__init__(s)
         self._largest: Tree = {}
@@ -122,19 +143,19 @@ class buffers(mean):
                 self._largest[name] = torch.maximum(self._largest.get(name, tensor), tensor)
         super().add({name: tensor for name, tensor in value.items() if tensor.is_floating_point()}, reply)
 
-    def add_stack(self, value: Tree, weights: list[float]) -> None:
+    def add_stack(self, value: Tree, replies: Sequence[Reply]) -> None:
         """Takes in the buffers of many clients at once, [K, ...]."""
         for name, tensor in value.items():
             if not tensor.is_floating_point():
                 self._largest[name] = torch.maximum(self._largest.get(name, tensor[0]), tensor.amax(0))
-        super().add_stack({name: tensor for name, tensor in value.items() if tensor.is_floating_point()}, weights)
+        super().add_stack({name: tensor for name, tensor in value.items() if tensor.is_floating_point()}, replies)
 
     def result(self) -> Tree:
         """Means and maxima together."""
         return {**super().result(), **self._largest}
 
 
-class concat:
+class concat(Reducer):
     """Tensors of all clients joined along the first dimension: condensed data, replies of different size."""
 
     def __init__(self, s: ServerContext) -> None:
@@ -150,7 +171,7 @@ class concat:
         return {name: torch.cat(parts) for name, parts in self._parts.items()}
 
 
-class per_client:
+class per_client(Reducer):
     """Every client's tree and weight, kept apart: for methods that compare or combine clients one by one."""
 
     def __init__(self, s: ServerContext) -> None:
@@ -163,3 +184,14 @@ class per_client:
     def result(self) -> dict[int, tuple[Tree, float]]:
         """Client → (tree, weight), in the sampled order."""
         return self._replies
+
+
+def check_reducers(method: str, reducers: Reducers) -> None:
+    """Refuses what is no reducer before the round in which it would fail."""
+    for name, how in reducers.items():
+        kind = how[1] if isinstance(how, tuple) else how
+        made = getattr(kind, "func", kind)  # a partial of a class
+        if not (isinstance(made, type) and issubclass(made, Reducer)):
+            raise InputError(
+                f"{method}: the reducer of '{name}' must be a subclass of unskew.reducers.Reducer, got {kind!r}"
+            )

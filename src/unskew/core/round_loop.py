@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from unskew.base.tree import Groups
 from unskew.core.context import ServerContext
 from unskew.core.jobs import Executor, Job, Kind, Reply, StateStore
 from unskew.core.reducers import Reducer, Reducers, buffers
+from unskew.core.slots import overrides
 from unskew.core.task import Task
 
 
@@ -25,24 +27,17 @@ class Round:
     server: Groups
     record: dict[str, Any]
     clients: list[dict[str, Any]] = field(default_factory=list)
-    watched: dict[str, Reducer] = field(default_factory=dict)
-    """The reducers that only watched, fed with the round's replies."""
+    observed: dict[str, Reducer] = field(default_factory=dict)
+    """The observers' reducers, fed with the round's replies."""
 
 
-def rounds(
-    task: Task,
-    executor: Executor,
-    store: StateStore,
-    server: Groups,
-    first: int,
-    last: int,
-    watching: Reducers | None = None,
-) -> Iterator[Round]:
+def rounds(task: Task, executor: Executor, store: StateStore, server: Groups, first: int, last: int) -> Iterator[Round]:
     """Plays rounds `first` to `last`: sample, send, work, merge, update.
 
-    `watching`: reducers that see the replies to training, too, and whose results reach no slot (measures).
+    Observers' reducers see the replies to training, too; their results reach no slot.
     """
     method = task.method
+    observing = {name: how for observer in task.observers for name, how in observer.reducers().items()}
     for number in range(first, last + 1):
         began = time.perf_counter()
         s = task.server_context(number, task.sample_cohort(number), server)
@@ -52,10 +47,11 @@ def rounds(
             if exchange.present:
                 server = method.digest(exchange.seed_layers_for("digest"), server, surveyed)
             exchange.brief_from(server)
-        merged = exchange.merge("train", {"buffers": buffers, **method.reducers}, watching or {})
+        merged = exchange.merge("train", {"buffers": buffers, **method.reducers}, observing)
         waited = time.perf_counter() - began
         if exchange.used:
-            server = method.update(exchange.seed_layers_for("update"), server, merged)
+            s = replace(exchange.seed_layers_for("update"), replied=tuple(exchange.used))
+            server = method.update(s, server, merged)
         whole = time.perf_counter() - began
         record = exchange.record() | {"lr": s.settings.lr}
         if s.record:
@@ -65,7 +61,7 @@ def rounds(
             "local": waited - exchange.merging,
             "aggregate": whole - waited + exchange.merging,
         }
-        yield Round(number, server, record, [*exchange.rows, *exchange.dropped_rows()], exchange.watched)
+        yield Round(number, server, record, [*exchange.rows, *exchange.dropped_rows()], exchange.observed)
 
 
 class _Exchange:
@@ -76,14 +72,18 @@ class _Exchange:
         self._before = server
         self._surveyed: Groups | None = None
         self.dropped = [client for client in s.cohort if task.drops_out(s.round, client)]
-        self.present = [client for client in s.cohort if client not in self.dropped]
+        self.present = dict.fromkeys(client for client in s.cohort if client not in set(self.dropped))
         self.used: list[int] = []
         self.excluded: list[int] = []
         self.rows: list[dict[str, Any]] = []
         self.down: dict[int, int] = {}
         self.up: dict[int, int] = {}
         self.merging = 0.0
-        self.watched: dict[str, Reducer] = {}
+        self.observed: dict[str, Reducer] = {}
+        self._holds = overrides(task.method, "weigh")
+        """Whether weights are known only when the last reply is in."""
+        self._weights: dict[int, float] = {}
+        """What that rule gave."""
         self._read: set[str] = set()
         """The groups that the method's reducers read."""
 
@@ -128,36 +128,60 @@ class _Exchange:
             for name, how in reducers.items()
         }
 
-    def merge(self, kind: Kind, reducers: Reducers, watching: Reducers | None = None) -> Groups:
-        """Sends the jobs and merges the replies as they come, in the sampled order; those who watch see them too."""
-        accumulators, watchers = self._make_reducers(reducers), self._make_reducers(watching or {})
+    def merge(self, kind: Kind, reducers: Reducers, observing: Reducers | None = None) -> Groups:
+        """Sends the jobs and merges the replies as they come, in the sampled order; observers see them too."""
+        accumulators, observed = self._make_reducers(reducers), self._make_reducers(observing or {})
         self._read = {group for group, _ in accumulators.values()}
-        self.watched = {name: reducer for name, (_, reducer) in watchers.items()}
+        self.observed = {name: reducer for name, (_, reducer) in observed.items()}
+        every = [*accumulators.values(), *observed.values()]
         if self._surveyed is None:
             for client in self.dropped:
                 self.message(client)  # it was sent, though nothing comes back
+        holds, waiting = self._holds and kind == "train", list[Reply]()
         for reply in self.executor.run(self._jobs(kind)):
             began = time.perf_counter()
-            self._take(kind, reply, [*accumulators.values(), *watchers.values()])
+            if self._take(kind, reply):
+                waiting.append(reply)
+            if not holds and (reply.stack is None or reply.place == reply.stack.count - 1):
+                _merge(waiting, every)
+                waiting.clear()
             self.merging += time.perf_counter() - began
+        began = time.perf_counter()
+        _merge(self._weigh(waiting) if holds else waiting, every)
         if kind == "train":
-            self._note_shares([reducer for _, reducer in accumulators.values()])
-        return {name: reducer.result() for name, (_, reducer) in accumulators.items()}
+            self._note_shares()
+        merged = {name: reducer.result() for name, (_, reducer) in accumulators.items()}
+        self.merging += time.perf_counter() - began
+        return merged
 
-    def _note_shares(self, reducers: list[Reducer]) -> None:
-        """How much each client counts in the merged model: its weight, unless a reducer has its own idea."""
+    def _weigh(self, replies: list[Reply]) -> list[Reply]:
+        """The replies with the weights that the method's own rule gives them."""
+        method = self.task.method
+        whole = [reply if reply.stack is None else replace(reply, groups=reply.stack.take(reply.place))
+                 for reply in replies]  # fmt: skip
+        found = [float(weight) for weight in method.weigh(self.s, whole)] if replies else []
+        if len(found) != len(replies) or not all(math.isfinite(weight) and weight >= 0 for weight in found):
+            raise InputError(
+                f"{method.name}.weigh must give {len(replies)} finite weights, none below 0, got {found[:5]}"
+            )
+        self._weights = {reply.client: weight for reply, weight in zip(replies, found, strict=True)}
+        return [replace(reply, weight=weight) for reply, weight in zip(replies, found, strict=True)]
+
+    def _note_shares(self) -> None:
+        """How much each client counts in the merged model."""
         used = [row for row in self.rows if row["used"]]
-        own = next((reducer.shares() for reducer in reducers if hasattr(reducer, "shares")), None)
-        whole = sum(row["weight"] for row in used)
-        for row in used:
-            row["share"] = own[row["client"]] if own is not None else row["weight"] / whole if whole else 0.0
+        weights = [self._weights.get(row["client"], row["weight"]) for row in used]
+        whole = sum(weights)
+        for row, weight in zip(used, weights, strict=True):
+            row["share"] = weight / whole if whole else 0.0
 
     def _jobs(self, kind: Kind) -> Iterator[Job]:
         for client in list(self.present):
             size = self.task.federation.size(client) if self.executor.longest_first else 0
             yield Job(kind, self.s.round, client, self.message(client), self.store.get(client), size=size)
 
-    def _take(self, kind: Kind, reply: Reply, accumulators: list[tuple[str, Reducer]]) -> None:
+    def _take(self, kind: Kind, reply: Reply) -> bool:
+        """Whether the reply counts; notes who sent what, and what a client remembers."""
         own_weight = 0 if reply.weight == reply.num_samples else 4  # a weight the server cannot know is sent too
         sent = reply.groups if reply.stack is None else reply.stack.groups
         size = tree.nbytes(sent) if reply.stack is None else reply.stack.nbytes
@@ -165,32 +189,18 @@ class _Exchange:
         unread = sent.keys() - self._read
         if unread:
             raise InputError(f"{self.task.method.name} sends {sorted(unread)} but has no reducer for it; add one")
-        finite = tree.all_finite(reply.groups) if reply.finite is None else reply.finite
-        if not (finite and math.isfinite(reply.weight) and reply.weight >= 0):
+        good = tree.all_finite(reply.groups) if reply.finite is None else reply.finite
+        if not self._holds:  # else the method's own rule judges it
+            good = good and math.isfinite(reply.weight) and reply.weight >= 0
+        if not good:
             self.excluded.append(reply.client)
-            self.present.remove(reply.client)
+            self.present.pop(reply.client)
             self.rows.append(self._row(reply, used=False))
-            return
-        if not self._merge_stack(reply, accumulators):
-            whole = reply if reply.stack is None else replace(reply, groups=reply.stack.take(reply.place))
-            for group, reducer in accumulators:
-                if whole.groups.get(group):
-                    reducer.add(whole.groups[group], whole)
-        if kind == "train":
+        elif kind == "train":
             self.used.append(reply.client)
             self.store.put(reply.client, reply.state, self.s.round)
             self.rows.append(self._row(reply, used=True))
-
-    def _merge_stack(self, reply: Reply, accumulators: list[tuple[str, Reducer]]) -> bool:
-        """Whether the reply's whole stack is merged in one go, with its first reply."""
-        stack = reply.stack
-        if stack is None or not stack.sound or not all(hasattr(reducer, "add_stack") for _, reducer in accumulators):
-            return False
-        if reply.place == 0:
-            for group, reducer in accumulators:
-                if stack.groups.get(group):
-                    reducer.add_stack(stack.groups[group], stack.weights)  # type: ignore[attr-defined]
-        return True
+        return good
 
     def _row(self, reply: Reply, used: bool) -> dict[str, Any]:
         return {
@@ -220,3 +230,20 @@ class _Exchange:
             "bytes_down": sum(self.down.values()),
             "bytes_up": sum(self.up.values()),
         }
+
+
+def _merge(replies: list[Reply], accumulators: list[tuple[str, Reducer]]) -> None:
+    """Feeds the reducers in the sampled order; a whole stack of sound replies in one go."""
+    for _, own in itertools.groupby(replies, key=lambda reply: (reply.stack is None, id(reply.stack))):
+        some = list(own)
+        stack = some[0].stack
+        if stack is not None and stack.sound and len(some) == stack.count:
+            for group, reducer in accumulators:
+                if stack.groups.get(group):
+                    reducer.add_stack(stack.groups[group], some)
+            continue
+        for reply in some:
+            whole = reply if stack is None else replace(reply, groups=stack.take(reply.place))
+            for group, reducer in accumulators:
+                if whole.groups.get(group):
+                    reducer.add(whole.groups[group], whole)

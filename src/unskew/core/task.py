@@ -13,12 +13,14 @@ from unskew.base import seeds
 from unskew.base.settings import LocalSettings
 from unskew.base.tree import Groups
 from unskew.core import local_loop, visit
-from unskew.core.context import BufferPolicy, ClientContext, Observer, ServerContext, Steps
+from unskew.core.context import BufferPolicy, ClientContext, ServerContext, Steps
 from unskew.core.device import Device
 from unskew.core.jobs import Job, Reply
 from unskew.core.method import Method
 from unskew.core.net import Net
+from unskew.core.observer import Observer
 from unskew.core.profile import Profile
+from unskew.core.term import Term
 
 if TYPE_CHECKING:
     from unskew.data.batches import LocalData
@@ -45,6 +47,7 @@ class Task:
     device: Device = field(default_factory=Device)
     profile: Profile | None = None
     observers: tuple[Observer, ...] = ()
+    rounds: int = 0
 
     @property
     def num_clients(self) -> int:
@@ -56,6 +59,31 @@ class Task:
         """The names that local training changes."""
         frozen = set(self.net.names.match(self.method.frozen))
         return tuple(name for name in self.net.names.params if name not in frozen)
+
+    @cached_property
+    def client_observers(self) -> tuple[Observer, ...]:
+        """Those observers that look at clients' work."""
+        return tuple(observer for observer in self.observers if observer.sees_clients)
+
+    @cached_property
+    def loss_terms(self) -> tuple[Term, ...]:
+        """The terms of the local loss."""
+        return self.method.loss_terms()
+
+    @cached_property
+    def maps(self) -> tuple[str, ...]:
+        """Layers whose outputs these terms want to see."""
+        return tuple(dict.fromkeys(name for term in self.loss_terms for name in term.maps(self.net.names)))
+
+    @cached_property
+    def needs(self) -> frozenset[str]:
+        """What the terms of a visit need beyond the batch."""
+        return frozenset(need for term in self.method.used_terms() for need in term.needs)
+
+    @property
+    def keeps_previous(self) -> bool:
+        """Whether clients remember their model for a term that needs it."""
+        return "previous" in self.needs
 
     @cached_property
     def steps(self) -> Steps:

@@ -2,25 +2,80 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor
 
 from unskew.base.batch import Output
+from unskew.base.errors import InputError
 from unskew.base.registry import Component, Registry
 from unskew.base.tree import Tree
 
 if TYPE_CHECKING:
     from unskew.base.batch import Batch
     from unskew.core.context import ClientContext
+    from unskew.core.method import Method
+    from unskew.core.net import Names
+
+EVERYWHERE = {
+    "teacher": "what the received model says of a batch: `c.teacher(batch)`",
+    "previous": "what the client's model after its last visit says of a batch: `c.predecessor(batch)`",
+}
+"""What a term can have in any method, if it says that it needs it."""
+OFFERED = {
+    "prototypes": "global class prototypes in the message",
+    "etf_head": "a projector before a fixed simplex classifier",
+}
+"""What only some methods offer (`Method.offers`)."""
 
 
 class Term(Component):
     """One extra loss; `out` is the batch's shared forward pass."""
 
+    needs: ClassVar[tuple[str, ...]] = ()
+    """What it needs beyond the batch: `teacher`, `previous`, or something that the method must offer."""
+    proximal: ClassVar[bool] = False
+    """Whether it holds the local model near another one: only such terms give FedSOL's proximal gradient."""
+
     def __call__(self, c: ClientContext, params: Tree, batch: Batch, out: Output) -> Tensor:
         """The term's value, a scalar."""
         raise TypeError(f"{type(self).__name__} must define __call__(c, params, batch, out)")
 
+    def maps(self, names: Names) -> tuple[str, ...]:
+        """Layers whose outputs it wants to find in `out.maps`."""
+        return ()
+
 
 terms: Registry[Term] = Registry("term", Term)
+
+
+def check_terms(method: Method) -> None:
+    """Refuses terms that the method cannot use, or whose needs it does not meet."""
+    used = method.used_terms()
+    if used and not method.takes_terms:
+        raise InputError(
+            f"{method.name} trains no model at its clients, so terms ({used[0]}) have no loss to join; leave them out"
+        )
+    for term in used:
+        for need in term.needs:
+            if need not in (*EVERYWHERE, *method.offers):
+                what = OFFERED.get(need, need)
+                raise InputError(
+                    f"term {term.name or type(term).__name__} needs {what}, which {method} does not offer; "
+                    f"{_offering(need)}"
+                )
+
+
+def _offering(need: str) -> str:
+    """Who offers it by default."""
+    from unskew.core.method import methods  # the base class needs this file
+
+    found = [name for name in methods if need in _offers(methods.get(name))]
+    return f"use it in {' or '.join(found)}" if found else "no method offers it: let yours declare `offers`"
+
+
+def _offers(method: type[Method]) -> tuple[str, ...]:
+    try:
+        return method().offers
+    except Exception:  # a wrapper, or a plugin that needs arguments
+        return ()

@@ -7,6 +7,7 @@
     keep       what the client remembers
     weight     how much the client counts in means
 
+What a slot hands on beside its parameters (`Outcome`) is `c.made` for those after it, what `upload` gave is `c.sent`.
 After `prepare`, a survey calls `survey` alone, and a client's test `personalise` and `predict`.
 """
 
@@ -24,7 +25,7 @@ from torch import Tensor
 from unskew.base import seeds
 from unskew.base.batch import Output, cross_entropy
 from unskew.base.tree import Groups, Tree
-from unskew.core.context import ClientContext, ServerContext, Steps
+from unskew.core.context import ClientContext, Fixed, Outcome, ServerContext, Steps
 from unskew.core.jobs import Job, Reply
 from unskew.core.net import Forward, Layer, Mode, Net, Part
 
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
     from unskew.core.method import Method
     from unskew.core.task import Task
     from unskew.data.batches import LocalData
+
+
+PREVIOUS = "previous/"
+"""Begins the names of groups of a client's state that the visit keeps for terms, unseen by the method."""
 
 
 class Work(NamedTuple):
@@ -59,7 +64,7 @@ def work(task: Task, job: Job) -> Reply:
         own = federation.train(job.client)
         data = federation.local_test(job.client) if job.kind == "personal" else own
         c = open_visit(task, job, own)
-    done = perform(task.method, job, c, data, task.eval_batch)
+    done = perform(task, job, c, data)
     return Reply(
         client=job.client,
         groups=device.to_cpu(done.groups),
@@ -86,30 +91,74 @@ def open_visit(
     `more` of its fields fit to that.
     """
     method = task.method
+    job, kept = _set_aside(job)
     c = client_context(task, job, data, steps, kind, **more)
     if not c.state and (first := method.init_client(c)):
         c = replace(c, state=first)
-    received = {"model": method.merge_personal(c), "buffers": _pick_buffers(task, job)}
-    return method.prepare(replace(c, received=received))
+    received = {"model": method.receive(c), "buffers": _pick_buffers(task, job)}
+    previous = {}
+    if task.keeps_previous:
+        previous = {what: kept.get(f"{PREVIOUS}{what}", c.initial[what]) for what in ("model", "buffers")}
+    return method.prepare(replace(c, received=received, previous=previous))
 
 
-def perform(method: Method, job: Job, c: ClientContext, data: LocalData, eval_batch: int) -> Work:
+def first_state(task: Task, job: Job, data: LocalData) -> Groups:
+    """What a client's state would be before its first visit, whole: also what the visit keeps for terms."""
+    c = client_context(task, job, data)
+    return {**task.method.init_client(c), **_keep_previous(task, c.initial["model"], c.initial["buffers"])}
+
+
+def _keep_previous(task: Task, params: Tree, buffers: Tree) -> Groups:
+    """What a client's state has for terms that need its model of now at its next visit."""
+    groups = {f"{PREVIOUS}model": params, f"{PREVIOUS}buffers": buffers} if task.keeps_previous else {}
+    return {name: group for name, group in groups.items() if group}
+
+
+def _set_aside(job: Job) -> tuple[Job, Groups]:
+    """The job with the method's own state, and what the visit keeps in it for itself."""
+    kept = {name: group for name, group in job.state.items() if name.startswith(PREVIOUS)}
+    own = {name: group for name, group in job.state.items() if name not in kept}
+    return (replace(job, state=own), kept) if kept else (job, kept)
+
+
+def perform(task: Task, job: Job, c: ClientContext, data: LocalData) -> Work:
     """The work of a prepared visit; the same slots in the same order for one client and for many at once."""
+    method = task.method
     if job.kind == "train":
-        return run_client(method, c)
+        return run_client(task, c)
     if job.kind == "survey":
         return Work(method.survey(c), {})
-    params = method.personalise(c) if job.kind == "personal" else job.message["model"]
-    return Work({"score": score(method, c, params, data, eval_batch)}, {})
+    if job.kind != "personal":
+        return Work({"score": score(method, c, job.message["model"], data, task.eval_batch)}, {})
+    c, params = _open(c, method.personalise(c))
+    return Work({"score": score(method, c, params, data, task.eval_batch)}, {})
 
 
-def run_client(method: Method, c: ClientContext) -> Work:
+def run_client(task: Task, c: ClientContext) -> Work:
     """A training visit, from the prepared context to what is sent and kept."""
-    params = method.train(c, method.start(c))
+    method = task.method
+    c, params = _open(c, method.start(c))
+    for need, which in _FIXED.items():
+        if need in task.needs:
+            c = c.with_seen(which)
+    c, params = _open(c, method.train(c, params))
     if params.keys() >= set(c.trainable):  # some methods train something else than the model: condensed data
         for observer in c.observers:
             observer.trained(c, params)
-    return Work(groups=method.upload(c, params), state=method.keep(c, params), weight=method.weight(c, params))
+    c = replace(c, sent=method.upload(c, params))
+    state = {**method.keep(c, params), **_keep_previous(task, params, c.buffers)}
+    return Work(groups=c.sent, state=state, weight=method.weight(c, params))
+
+
+_FIXED: dict[str, Fixed] = {"teacher": "received", "previous": "previous"}
+"""Which model a term wants to ask."""
+
+
+def _open(c: ClientContext, found: Tree | Outcome) -> tuple[ClientContext, Tree]:
+    """What a slot gave: its parameters, and the visit with what else it made."""
+    if not isinstance(found, Outcome):
+        return c, found
+    return replace(c, made={**c.made, **found.made}), found.params
 
 
 def score(method: Method, c: ClientContext, params: Tree, data: LocalData, batch: int) -> Tree:
@@ -145,7 +194,7 @@ def client_context(
     return kind(
         **_common_fields(task, job.round, own, none, steps), initial=task.initial_on_device, client=job.client,
         message=job.message, state=job.state, buffers=own, data=data, has_batchnorm=task.net.has_batchnorm,
-        terms=task.method.outer_terms(), observers=task.observers if job.kind == "train" else (), **more,
+        terms=task.loss_terms, maps=task.maps, observers=task.client_observers if job.kind == "train" else (), **more,
     )  # fmt: skip
 
 
@@ -162,14 +211,14 @@ def server_context(
 
 
 def _common_fields(task: Task, round_: int, buffers: Tree, batch_statistics: bool, steps: Steps) -> dict[str, Any]:
-    forward: Forward = task.device.cast(bind_forward(task.net, buffers, batch_statistics))
+    forward: Forward = steps.bind(task.device.cast(bind_forward(task.net, buffers, batch_statistics)))
     if task.profile:
         forward, steps = task.profile.wrap(forward, steps)
     return {
         "round": round_, "seed": task.seed, "num_classes": task.federation.dataset.num_classes,
         "settings": task.settings(round_), "names": task.net.names, "trainable": task.trainable, "steps": steps,
         "forward": forward, "buffer_policy": task.buffer_policy, "constants": task.net.constants,
-        "fresh": partial(task.net.fresh, task.initial_on_device),
+        "fresh": partial(task.net.fresh, task.initial_on_device), "rounds": task.rounds,
     }  # fmt: skip
 
 
@@ -195,8 +244,9 @@ def bind_forward(network: Net, own: Tree, batch_statistics: bool) -> Forward:
         buffers: Tree | None = None,
         layers: Mapping[str, Layer] | None = None,
         part: Part = "whole",
+        maps: tuple[str, ...] = (),
     ) -> Output:
         mode = "eval_batch" if mode == "eval" and batch_statistics else mode
-        return network(params, own if buffers is None else buffers, x, mode, layers, part)
+        return network(params, own if buffers is None else buffers, x, mode, layers, part, maps)
 
     return forward

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from unskew.base import seeds
-from unskew.base.batch import Batch
 from unskew.base.errors import InputError
 from unskew.base.registry import Component, Registry
 from unskew.base.tree import Groups, Tree
-from unskew.core.context import ClientContext, Observer
+from unskew.core.context import ClientContext
 from unskew.core.jobs import Job
-from unskew.core.reducers import Reducer, Reducers
+from unskew.core.observer import Observer
+from unskew.core.reducers import Reducer
 from unskew.core.task import Task
 from unskew.data.batches import LocalData, Pipeline
 from unskew.data.dataset import Samples
@@ -34,8 +34,8 @@ class Absent(Exception):
     """This run does not have what the measure looks at; the text says why."""
 
 
-class Measure(Component):
-    """Looks at a run in up to four places; each default sees nothing."""
+class Measure(Component, Observer):
+    """An observer of a run, with figures for its rounds and its summary; each default sees nothing."""
 
     on_test: ClassVar[bool] = False
     """Whether it looks at the common test set."""
@@ -43,13 +43,9 @@ class Measure(Component):
     def check(self, task: Task) -> None:
         """Raises an InputError where the measure can never work in this run."""
 
-    def reducers(self) -> Reducers:
-        """Reducers that see the replies of a round beside the method's own: name → (group, reducer)."""
-        return {}
-
-    def observer(self, task: Task) -> Observer | None:
-        """Observes clients while they train, and notes numbers in their rows."""
-        return None
+    def bind(self, task: Task) -> Observer:
+        """The observer of this run; another object than the measure where it needs to know the run."""
+        return self
 
     def figures(self, look: Look) -> Figures:
         """What rounds.jsonl holds of it under `measures`; nothing in a round that it skips."""
@@ -73,16 +69,6 @@ def build_all(given: Any) -> tuple[Measure, ...]:
     return built
 
 
-class BaseObserver:
-    """An observer that ignores everything; override what you want to see."""
-
-    def step(self, c: ClientContext, params: Tree, batch: Batch, grads: Tree) -> None:
-        """Called before each local step along `grads`."""
-
-    def trained(self, c: ClientContext, params: Tree) -> None:
-        """Called at the end of local training."""
-
-
 @dataclass(frozen=True)
 class Look:
     """What a measure may look at after a round."""
@@ -99,8 +85,8 @@ class Look:
     """Rows of the round's visits."""
     earlier: list[Row]
     """Rows of the rounds before."""
-    watched: Mapping[str, Reducer] = field(default_factory=dict)
-    """The measures' own reducers, by the name of the measure and of the reducer, with the round's replies in them."""
+    observed: Mapping[str, Reducer] = field(default_factory=dict)
+    """The observers' own reducers, with the round's replies in them."""
 
     def due(self, every: int) -> bool:
         """Whether a measure with this option looks at this round; 0: whenever the global model is tested."""

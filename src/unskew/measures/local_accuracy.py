@@ -11,9 +11,10 @@ from unskew.base.registry import param
 from unskew.base.tree import Tree
 from unskew.core.context import ClientContext
 from unskew.core.method import Method
+from unskew.core.observer import Observer
 from unskew.core.task import Task
 from unskew.data.batches import LocalData
-from unskew.measures.base import BaseObserver, Figures, Look, Measure, choose_test_samples, measures
+from unskew.measures.base import Figures, Look, Measure, choose_test_samples, measures
 
 
 def share_right(method: Method, c: ClientContext, params: Tree, data: LocalData, batch: int) -> Tensor:
@@ -25,7 +26,7 @@ def share_right(method: Method, c: ClientContext, params: Tree, data: LocalData,
     return right / max(1, len(data))
 
 
-class _Tester(BaseObserver):
+class _Tester(Observer):
     """Tests the trained model on a part of the common test set."""
 
     def __init__(self, task: Task, samples: int) -> None:
@@ -45,7 +46,7 @@ class LocalAccuracy(Measure):
 
     on_test: ClassVar[bool] = True
 
-    def observer(self, task: Task) -> BaseObserver:
+    def bind(self, task: Task) -> Observer:
         """Notes `local_accuracy` in the clients' rows."""
         return _Tester(task, self.samples)
 

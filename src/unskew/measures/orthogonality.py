@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from weakref import WeakKeyDictionary
-
 import torch
 from torch import Tensor
 
@@ -11,9 +9,8 @@ from unskew.base import tree
 from unskew.base.batch import Batch
 from unskew.base.registry import param
 from unskew.base.tree import Tree
-from unskew.core.context import ClientContext, Diagnostics
-from unskew.core.task import Task
-from unskew.measures.base import BaseObserver, Figures, Look, Measure, measures
+from unskew.core.context import ClientContext
+from unskew.measures.base import Figures, Look, Measure, measures
 from unskew.terms.kl import KL
 
 _ROUNDING = 1e-6
@@ -33,25 +30,6 @@ def cosine(update: Tree, proximal: Tree) -> Tensor:
     return torch.where(meant, tree.dot(update, proximal) / torch.where(meant, product, 1.0), 0.0)
 
 
-class _Angles(BaseObserver):
-    """Notes the cosine at every n-th step of a visit."""
-
-    def __init__(self, tau: float, every: int) -> None:
-        self._term, self._every = KL(tau=tau), every
-        self._seen: WeakKeyDictionary[Diagnostics, int] = WeakKeyDictionary()
-
-    def step(self, c: ClientContext, params: Tree, batch: Batch, grads: Tree) -> None:
-        """Notes the angle between this step and the proximal gradient."""
-        number = self._seen.get(c.diagnostics, 0)
-        self._seen[c.diagnostics] = number + 1
-        if number % self._every:
-            return
-        names = tuple(name for name in c.trainable if name in grads)
-        proximal, loss = c.grad_and_value(lambda p: proximal_loss(c, p, batch, self._term), params, names)
-        c.diagnostics.note("orthogonality", cosine({name: grads[name] for name in names}, proximal))
-        c.diagnostics.note("proximal_loss", loss)
-
-
 @measures.register("orthogonality")
 class Orthogonality(Measure):
     """Cosine between a local step's gradient and that of the KL loss to the received model (FedSOL, Fig. 3)."""
@@ -59,9 +37,14 @@ class Orthogonality(Measure):
     tau: float = param(default=3.0, gt=0, doc="temperature of the KL loss", source="FedSOL's code")
     every: int = param(default=1, ge=1, doc="steps between measurements within a visit")
 
-    def observer(self, task: Task) -> BaseObserver:
-        """Notes `orthogonality` and `proximal_loss` in the clients' rows."""
-        return _Angles(self.tau, self.every)
+    def step(self, c: ClientContext, params: Tree, batch: Batch, grads: Tree) -> None:
+        """Notes `orthogonality` and `proximal_loss` of every n-th step in the clients' rows."""
+        if (c.step - 1) % self.every:
+            return
+        names, term = tuple(name for name in c.trainable if name in grads), KL(tau=self.tau)
+        proximal, loss = c.grad_and_value(lambda p: proximal_loss(c, p, batch, term), params, names)
+        c.diagnostics.note("orthogonality", cosine({name: grads[name] for name in names}, proximal))
+        c.diagnostics.note("proximal_loss", loss)
 
     def figures(self, look: Look) -> Figures:
         """`orthogonality` and `proximal_loss`, means over the clients."""

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from unskew.base import seeds
-from unskew.core.reducers import Reducers
 from unskew.core.round_loop import Round
 from unskew.core.task import Task
 from unskew.measures.base import Absent, Figures, Look, Measure, Row
@@ -21,13 +20,8 @@ class Recorder:
 
     def __init__(self, measures: tuple[Measure, ...], task: Task, rounds: int, every: int) -> None:
         self._measures, self._rounds, self._every = measures, rounds, every
-        observers = [measure.observer(task) for measure in measures]
-        self.task = replace(task, observers=tuple(each for each in observers if each is not None))
-        """The run's task, with the measures' observers."""
-        self.reducers: Reducers = {
-            f"{measure.name}/{key}": how for measure in measures for key, how in measure.reducers().items()
-        }
-        """The measures' reducers, by the name of the measure and of the reducer."""
+        self.task = replace(task, observers=(*task.observers, *(measure.bind(task) for measure in measures)))
+        """The run's task, observed by the measures too."""
         self._warned: set[str] = set()
 
     def record(self, done: Round, rows: Mapping[int, Row]) -> None:
@@ -38,7 +32,7 @@ class Recorder:
         final = number == self._rounds
         tested = final or number % self._every == 0
         earlier = [rows[before] for before in sorted(rows) if before < number]
-        look = Look(self.task, done.server, number, final, tested, row, done.clients, earlier, done.watched)
+        look = Look(self.task, done.server, number, final, tested, row, done.clients, earlier, done.observed)
         with seeds.preserve_global_generator():
             row["measures"] = self._figures(look)
         row["seconds"]["measure"] = time.perf_counter() - began

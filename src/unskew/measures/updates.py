@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from unskew.base.tree import Tree
-from unskew.core.reducers import Reducers
+from unskew.core.reducers import Reducer, Reducers
 from unskew.measures.base import Absent, Figures, Look, Measure
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ _BLOCK = 1 << 22
 """Numbers that are looked at together: float64 of all updates at once would double their memory."""
 
 
-class Updates:
+class Updates(Reducer):
     """A reducer that keeps the updates of all clients; a name that a client did not send counts as not moved."""
 
     def __init__(self, s: ServerContext) -> None:
@@ -29,12 +29,12 @@ class Updates:
 
     def add(self, value: Tree, reply: Reply) -> None:
         """Takes in one client's update."""
-        self.add_stack({name: tensor.unsqueeze(0) for name, tensor in value.items()}, [reply.weight])
+        self.add_stack({name: tensor.unsqueeze(0) for name, tensor in value.items()}, [reply])
 
-    def add_stack(self, value: Tree, weights: list[float]) -> None:
+    def add_stack(self, value: Tree, replies: Sequence[Reply]) -> None:
         """Takes in the updates of many clients at once, [K, ...]."""
-        self._parts.append((len(weights), value))
-        self.clients += len(weights)
+        self._parts.append((len(replies), value))
+        self.clients += len(replies)
 
     def result(self) -> Updates:
         """The updates."""
@@ -63,13 +63,13 @@ class UpdateMeasure(Measure):
 
     def reducers(self) -> Reducers:
         """Sees every client's `delta`."""
-        return {"delta": ("delta", self.reducer)}
+        return {f"{self.name}/delta": ("delta", self.reducer)}
 
     def figures(self, look: Look) -> Figures:
         """The round's figures; none in a round without a usable reply."""
         if not look.replied:
             return {}
-        updates: Any = look.watched[f"{self.name}/delta"]
+        updates: Any = look.observed[f"{self.name}/delta"]
         if not updates.clients:
             raise Absent(f"{look.task.method.name}'s clients send no differences of parameters (group delta)")
         return self.measure(updates)

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-import pydantic
 import torch
 from torch import Tensor
 
@@ -22,11 +21,10 @@ from unskew.base.batch import Batch, Output
 from unskew.base.errors import InputError
 from unskew.base.registry import param, validated
 from unskew.base.tree import Groups, Tree
-from unskew.core.context import ClientContext, LocalGradient, ServerContext
+from unskew.core.context import ClientContext, LocalGradient, Outcome, ServerContext
 from unskew.core.jobs import Reply
 from unskew.core.method import Method
 from unskew.core.reducers import concat
-from unskew.core.term import Term
 from unskew.data.batches import LocalData, Pipeline, batch_bounds
 from unskew.data.dataset import Samples
 from unskew.data.transforms import Unvaried
@@ -115,7 +113,7 @@ def descend(
     """The images after one step of SGD along `gradient(c, images, batch)` for each batch; nothing else is moved."""
     settings = replace(c.settings, lr=lr, momentum=momentum, weight_decay=0.0)
     # whoever watches local training expects parameters of the model, which here stay as they are
-    mover = replace(c, settings=settings, trainable=IMAGES, observers=(), before_step=())
+    mover = replace(c, settings=settings, trainable=IMAGES, observers=())
     moved = c.steps.descend(mover, {"x": images["x"]}, gradient, batches)
     return {"x": moved["x"].contiguous(), "y": images["y"]}
 
@@ -202,14 +200,8 @@ class Condensing(Method):
 
     buffer_policy = "average"  # the server trains, so that BatchNorm's statistics are its own
     stackable = False  # replies hold as many images as a client holds classes
+    takes_terms = False
     reducers = {"data": union}
-
-    @pydantic.field_validator("terms")
-    @classmethod
-    def _no_terms(cls, value: tuple[Term, ...]) -> tuple[Term, ...]:
-        if value:
-            raise ValueError("expected none, as clients train no model whose loss they could join; leave them out")
-        return value
 
     # --------------------------------------------------------------------------- what a method decides
 
@@ -235,21 +227,17 @@ class Condensing(Method):
 
     # ----------------------------------------------------------------------------------------- slots
 
-    def train(self, c: ClientContext, params: Tree) -> Tree:
-        """The condensed data: images `x` and their classes `y`; the model itself is not trained."""
+    def train(self, c: ClientContext, params: Tree) -> Outcome:
+        """The condensed data, `c.made["images"]`: images `x` and their classes `y`; no model is trained."""
         self._check(c)
         if len(c.data) == 0:
-            return {}
+            return Outcome({}, {"images": {}})
         real = gather(c)
         first = c.state.get("data") or first_images(c, real, self.ipc, self.mean_of)
         batches = real_batches(c, real, self.real_batch, self.steps)
-        return self.condense(c, params, first, batches)
+        return Outcome({}, {"images": self.condense(c, params, first, batches)})
 
     def _check(self, c: ClientContext) -> None:
-        if c.terms:
-            raise InputError(
-                f"{self.name} trains no model at its clients, so a wrapper's terms join nothing; leave them out"
-            )
         if self.quantise and c.data.source.x.is_floating_point():
             raise InputError(
                 f"{self.name}: quantise needs images of 8 bits, got {c.data.source.x.dtype}; use quantise=false"
@@ -276,14 +264,16 @@ class Condensing(Method):
 
     def upload(self, c: ClientContext, params: Tree) -> Groups:
         """The condensed data; beside the measured bytes the row holds the paper's count, 8 bits a pixel."""
-        held, shape = int((c.counts > 0).sum()), tuple(params["x"].shape[1:]) if params else ()
+        images = c.made["images"]
+        held, shape = int((c.counts > 0).sum()), tuple(images["x"].shape[1:]) if images else ()
         size = count_bytes(c.num_classes, held, self.ipc, shape, self.tables())
         c.diagnostics.note("bytes_up_8bit", float(size))
-        return {"data": to_8_bits(c, params) if self.quantise and params else params}
+        return {"data": to_8_bits(c, images) if self.quantise and images else images}
 
     def keep(self, c: ClientContext, params: Tree) -> Groups:
         """The images, if the next visit continues from them."""
-        return {"data": params} if self.warm_start and params else {}
+        images = c.made["images"]
+        return {"data": images} if self.warm_start and images else {}
 
     def update(self, s: ServerContext, server: Groups, merged: Groups) -> Groups:
         """The model continues training, on all condensed data of the round."""

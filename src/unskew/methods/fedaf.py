@@ -41,7 +41,7 @@ from unskew.base.tree import Groups, Tree
 from unskew.core.context import ClientContext, ServerContext
 from unskew.core.jobs import Reply
 from unskew.core.method import methods
-from unskew.core.reducers import Reducers
+from unskew.core.reducers import Reducer, Reducers
 from unskew.methods.class_sums import sum_by_class
 from unskew.methods.condensation import Condensing, class_means, union
 
@@ -71,7 +71,7 @@ def soft_labels(logits: Tree, tau: float) -> Tree:
     return {**logits, "rows": torch.where(logits["held"].unsqueeze(1), rows, 0.0)}
 
 
-class class_rows:
+class class_rows(Reducer):
     """Tables of the clients added up, with how many clients hold each class and how many there are."""
 
     def __init__(self, s: ServerContext) -> None:
@@ -186,7 +186,7 @@ class FedAF(Condensing):
         """w' = gamma w + (1 - gamma) w~, from the received w in every step."""
         if self.gamma == 1:
             return params
-        fresh = c.fresh(seeds.derive(c.seed, f"condense/fresh/{c.diagnostics.steps}", c.round, c.client))
+        fresh = c.fresh(seeds.derive(c.seed, f"condense/fresh/{c.step}", c.round, c.client))
         return tree.add_scaled(tree.scale(params, self.gamma), fresh, 1 - self.gamma)
 
     def matching(self, c: ClientContext, real: Output, made: Output) -> Tensor:
@@ -203,7 +203,7 @@ class FedAF(Condensing):
         u, v = u[held], known["rows"][held]
         if self.distance == "sorted":
             return sorted_distance(u, v).sum()
-        purpose = f"condense/directions/{c.diagnostics.steps}"
+        purpose = f"condense/directions/{c.step}"
         theta = c.draw(purpose, lambda rng: draw_directions(self.projections, c.num_classes, rng, u.dtype))
         return sliced_distance(u, v, theta, 1 if self.distance == "sliced_p1" else 2).sum()
 

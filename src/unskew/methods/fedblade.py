@@ -95,6 +95,11 @@ class FedBlade(FedETF):
         """Prototypes are merged by their sums and counts."""
         return {**super().reducers, "prototypes": total} if self.aligns else super().reducers
 
+    @property
+    def offers(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Also class prototypes, if they are exchanged."""
+        return (*super().offers, "prototypes") if self.aligns else super().offers
+
     def own_terms(self) -> tuple[Term, ...]:
         """lambda_ld L_LD + gamma (L_PA + L_FA), eq. 17."""
         terms: list[Term] = []

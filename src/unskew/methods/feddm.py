@@ -4,7 +4,7 @@ Xiong, Wang, Cheng, Yu, Hsieh, "FedDM: Iterative Distribution Matching for Commu
 CVPR 2023. No official code; loss and values as in FedAF's comparison, perturbation as in m13891290332/fedDM.
 
     paper          here
-    S_k            the tree that `train` returns: images `x`, classes `y`
+    S_k            what `train` makes, c.made["images"]: images `x`, classes `y`
     w ~ P(w; w_r)  `network`: w_r + noise, at most rho long
     h, f           features, logits: their class means are matched
     rho            rho
@@ -51,7 +51,7 @@ class FedDM(Condensing):
         """w + noise, a new one in each step."""
         if self.rho == 0:
             return params
-        rng = c.rng(f"condense/noise/{c.diagnostics.steps}")
+        rng = c.rng(f"condense/noise/{c.step}")
         noise = {
             name: torch.randn(value.shape, generator=rng, dtype=value.dtype).to(value.device)
             for name, value in params.items()

@@ -39,6 +39,8 @@ class FedETF(Method):
         source="official code",
     )  # fmt: skip
 
+    offers = ("etf_head",)
+
     def remodel(self, model: Model, num_classes: int) -> Model:
         """The model with projector, scale and fixed vectors as its head."""
         return attach_etf_head(model, num_classes, self.p, self.etf_scale)

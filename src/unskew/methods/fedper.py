@@ -22,16 +22,18 @@ from torch import Tensor
 from unskew.base import tree
 from unskew.base.registry import param
 from unskew.base.tree import Groups, Tree
-from unskew.core.context import ClientContext, Context, ServerContext
+from unskew.core.context import ClientContext, ServerContext
+from unskew.core.division import Division, Head, pad
 from unskew.core.method import Method, methods
-from unskew.methods.division import Division, Head, joined, padded
 
 
 @methods.register("fedper")
 class FedPer(Method):
     """Body averaged, head personal; all parameters are trained together."""
 
-    division: Division = param(default=Head(), doc="which part of the model is shared", source="FedAS, Table 1")
+    division: Division = param(  # type: ignore[assignment]
+        default=Head(), doc="which part of the model is shared", source="FedAS, Table 1"
+    )
     evaluate: Literal["received", "own"] = param(
         default="received",
         doc="a client is tested with the newest body and its own head, or with its last whole model",
@@ -47,7 +49,7 @@ class FedPer(Method):
 
     def update(self, s: ServerContext, server: Groups, merged: Groups) -> Groups:
         """The shared part moves by the mean difference."""
-        return super().update(s, server, {**merged, "delta": padded(merged["delta"], server["model"])})
+        return super().update(s, server, {**merged, "delta": pad(merged["delta"], server["model"])})
 
     def init_client(self, c: ClientContext) -> Groups:
         """The initial model, not yet trained by this client."""
@@ -60,22 +62,14 @@ class FedPer(Method):
     def personalise(self, c: ClientContext) -> Tree:
         """The newest body with the client's own head, or its last whole model."""
         if self.evaluate == "received":
-            return self.merge_personal(c)
-        return _chosen(c, c.state["personal"], self.merge_personal(c))
+            return c.received["model"]
+        return _chosen(c, c.state["personal"], c.received["model"])
 
     def predict(self, c: ClientContext, params: Tree, x: Tensor) -> Tensor:
         """Logits; the client's last whole model goes with the statistics it had."""
         own = c.state.get("buffers") if self.evaluate == "own" else None
         buffers = None if own is None else _chosen(c, own, c.buffers)
         return c.forward(params, x, mode="eval", buffers=buffers).logits
-
-    def shared(self, context: Context, params: Tree) -> Tree:
-        """The part that the division lets travel."""
-        return self.division.shared(context, params)
-
-    def merge_personal(self, c: ClientContext) -> Tree:
-        """The received part together with the client's own."""
-        return joined(c.message["model"], c.state.get("personal") or c.initial["model"], c.names.params)
 
     @property
     def keeps_whole(self) -> bool:

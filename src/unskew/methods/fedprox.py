@@ -4,7 +4,7 @@ Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020.
 
     paper          here
     mu             mu
-    w^t            c.message["model"]
+    w^t            c.received["model"]
     h_k (eq. 2)    cross-entropy + Prox(mu)
 
 The papers that compare with it use other mu: FedSOL 1.0, FedBlade 0.01, FedAF 0.001, FedAS's code 0.1.

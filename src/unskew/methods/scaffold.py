@@ -14,7 +14,6 @@ eta: FedSOL's code divides by K', the paper (which has no momentum) by K. Defaul
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Literal
 
 from torch import Tensor
@@ -58,24 +57,19 @@ class Scaffold(Method):
 
     def prepare(self, c: ClientContext) -> ClientContext:
         """Takes c - c_i once for all steps of the visit."""
-        correction = tree.sub(c.message["control"], c.state["control"])
-        return replace(c, message={**c.message, "correction": correction})
+        return c.with_made(correction=tree.sub(c.message["control"], c.state["control"]))
 
-    def proximal(self, c: ClientContext, params: Tree, batch: Batch) -> Tree:
-        """c - c_i."""
-        return c.message["correction"]
-
-    def gradient(self, c: ClientContext, params: Tree, batch: Batch) -> Tree:
-        """g - c_i + c (alg. 1, line 10)."""
-        return tree.add(super().gradient(c, params, batch), self.proximal(c, params, batch))
+    def correction(self, c: ClientContext, params: Tree, batch: Batch) -> Tree:
+        """c - c_i, added to every local gradient: g - c_i + c (alg. 1, line 10)."""
+        return c.made["correction"]
 
     def upload(self, c: ClientContext, params: Tree) -> Groups:
         """The model's and the control's difference."""
         return {**super().upload(c, params), "control": self._change(c, params)}
 
     def keep(self, c: ClientContext, params: Tree) -> Groups:
-        """The new control."""
-        return {**super().keep(c, params), "control": tree.add(c.state["control"], self._change(c, params))}
+        """The new control: it changes by what was sent."""
+        return {**super().keep(c, params), "control": tree.add(c.state["control"], c.sent["control"])}
 
     def update(self, s: ServerContext, server: Groups, merged: Groups) -> Groups:
         """Model and control move by their means (the control's over all clients)."""

@@ -12,7 +12,9 @@ from unskew.core.device import Device
 from unskew.core.jobs import Executor
 from unskew.core.net import Net
 from unskew.core.profile import ProfiledExecutor
+from unskew.core.reducers import check_reducers
 from unskew.core.task import Task
+from unskew.core.term import check_terms
 from unskew.data.dataset import Dataset
 from unskew.data.federation import Federation, hold_out_validation, pool_train_and_test
 from unskew.data.files.download import Progress
@@ -107,8 +109,11 @@ def make_task(config: Run, data: Dataset, partition: Partition) -> Task:
         stragglers=config.stragglers,
         straggler_online=config.straggler_online,
         eval_batch=evaluation.batch,
+        rounds=config.rounds,
         device=device,
     )
+    check_terms(method)
+    check_reducers(method.name, {**method.reducers, **method.survey_reducers})
     for measure in config.measure:
         measure.check(task)
     return task

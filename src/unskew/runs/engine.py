@@ -20,6 +20,7 @@ from unskew.base.process import prepare_process
 from unskew.base.registry import construct
 from unskew.base.tree import Groups
 from unskew.core.jobs import Executor
+from unskew.core.observer import Observer, as_observer
 from unskew.core.profile import Profile, charge_each, open_part
 from unskew.core.round_loop import Round, rounds
 from unskew.core.task import Task
@@ -38,8 +39,8 @@ from unskew.runs.sections import Execution
 from unskew.runs.summary import summarise
 
 log = logging.getLogger(__name__)
-Watch = Callable[[Row], None]
-"""Called with the row of every finished round; it must not change anything."""
+Watch = Callable[[Row], None] | Observer
+"""Called with the row of every finished round; or an observer, which sees more. It must not change anything."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,9 @@ class _Loop:
     """One run at work: rounds, evaluation, rows, checkpoints."""
 
     def __init__(self, config: Run, task: Task, folder: RunFolder | None, watch: Watch | None) -> None:
-        self.config, self.folder, self.watch = config, folder, watch
+        self.config, self.folder = config, folder
+        if watch is not None:
+            task = replace(task, observers=(*task.observers, as_observer(watch)))
         self.recorder = Recorder(config.measure, task, config.rounds, config.evaluation.every)
         self.task = self.recorder.task
         self.store = StateStore(folder.checkpoints if folder else None, config.execution.state_memory << 20)
@@ -166,7 +169,7 @@ class _Loop:
         last = self.config.rounds
         current = Round(done, server, {})
         try:
-            played = rounds(self.task, executor, self.store, server, done + 1, last, self.recorder.reducers)
+            played = rounds(self.task, executor, self.store, server, done + 1, last)
             for current in charge_each(self.task.profile, "server", played):
                 self._record(current, executor)
                 if current.number == last or self._due(current.number):
@@ -219,8 +222,8 @@ class _Loop:
             fresh = [r for r in (*done.clients, *client_rows) if not _same(self.known_clients.get(_key(r)), r)]
             self.folder.append("clients.jsonl", fresh)
         self.rows[done.number] = row
-        if self.watch:
-            self.watch(row)
+        for observer in self.task.observers:
+            observer.finished(row)
 
     def _warn(self, row: Row) -> None:
         """Says once that clients are left out, and once that all were; the rows name them every time."""

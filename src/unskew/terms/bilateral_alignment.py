@@ -7,7 +7,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from unskew.base.batch import Batch, Output, cross_entropy
-from unskew.base.errors import InputError
 from unskew.base.registry import param
 from unskew.base.tree import Tree
 from unskew.core.context import ClientContext
@@ -17,6 +16,8 @@ from unskew.core.term import Term, terms
 @terms.register("projector_alignment")
 class ProjectorAlignment(Term):
     """weight times the sum over classes of (1 - cos(projected prototype, class vector))^2 / 2 (FedBlade, eq. 15)."""
+
+    needs = ("prototypes", "etf_head")
 
     weight: float = param(default=1.0, ge=0, doc="strength, the paper's gamma", source="FedBlade, Fig. 7")
 
@@ -31,6 +32,8 @@ class ProjectorAlignment(Term):
 @terms.register("feature_alignment")
 class FeatureAlignment(Term):
     """weight times the cross-entropy of features against prototypes, balanced by class counts (FedBlade, eq. 16)."""
+
+    needs = ("prototypes",)
 
     weight: float = param(default=1.0, ge=0, doc="strength, the paper's gamma", source="FedBlade, Fig. 7")
     tau: float = param(default=0.1, gt=0, doc="temperature of the cosines", source="FedBlade, Fig. 8")
@@ -51,10 +54,6 @@ class FeatureAlignment(Term):
 
 def received_prototypes(c: ClientContext) -> tuple[Tensor, Tensor]:
     """The prototypes of the message, [C, d], and which of them there are, [C]."""
-    if "prototypes" not in c.message:
-        raise InputError(
-            "this term needs class prototypes, which only some methods send; use fedblade(pa=true, fa=true)"
-        )
     return c.message["prototypes"]["means"], c.message["prototypes"]["available"]
 
 

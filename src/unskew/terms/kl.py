@@ -16,6 +16,9 @@ from unskew.core.term import Term, terms
 class KL(Term):
     """KL(softmax(o_g/tau) || softmax(o/tau)), the batch's mean, without a factor tau^2; o_g: the received model's."""
 
+    needs = ("teacher",)
+    proximal = True
+
     tau: float = param(default=3.0, gt=0, doc="temperature of both softmaxes", source="FedSOL, Sec. 4.1, and its code")
 
     def __call__(self, c: ClientContext, params: Tree, batch: Batch, out: Output) -> Tensor:

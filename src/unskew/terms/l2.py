@@ -13,7 +13,9 @@ from unskew.core.term import Term, terms
 
 @terms.register("l2")
 class L2(Term):
-    """(1/2) ||w - w_g||^2 over the trained parameters; w_g: what the client started from, its own part included."""
+    """(1/2) ||w - w_g||^2 over the trained parameters; w_g: what the visit started from, the client's part included."""
+
+    proximal = True
 
     def __call__(self, c: ClientContext, params: Tree, batch: Batch, out: Output) -> Tensor:
         """Half the squared distance."""

@@ -39,6 +39,13 @@ class CompiledContext(StackedContext):
     tracing: bool = False
     """The step is being traced: what is drawn now would be drawn at every later step."""
 
+    @property
+    def step(self) -> int:
+        """The number of the current step; not while the step is traced, which is for all numbers alike."""
+        if self.tracing:
+            raise NotStackable("a slot asks for the number of the step")
+        return super().step
+
     def draw(self, purpose: str, make: Callable[[torch.Generator], Tensor]) -> Tensor:
         """Each client's random numbers from its own stream; not while the step is traced."""
         if self.tracing:
@@ -141,7 +148,7 @@ def restore_buffers(lanes: Lanes, buffers: Tree) -> Iterator[None]:
 
 def list_batched(c: CompiledContext) -> tuple[bool, ...]:
     """Which tensors of message and state are one for all clients: in a first visit others than later."""
-    groups = (*c.message.values(), *c.state.values())
+    groups = (*c.message.values(), *c.state.values(), *c.previous.values(), *c.made.values())
     return tuple(is_batched(value) for tree in groups for value in tree.values())
 
 

@@ -68,7 +68,7 @@ class CompiledLanes(Lanes):
             c.settings.weight_decay,
             self.count,
             list_batched(c),
-            bool(c.before_step or c.observers),
+            bool(c.observers),
         )
         pending = iter(batches)
         velocity: Tree | None = None
@@ -97,6 +97,9 @@ class CompiledLanes(Lanes):
 
     def make_current(self, step: Pulled) -> None:
         """Makes this the step that BatchNorm and diagnostics look at."""
+        if not isinstance(step.batch, Batch):  # several: those of the last one are current already
+            self.active, self.sizes = step.active, step.sizes
+            return
         self.mask, self.active, self.sizes = step.batch.mask, step.active, step.sizes
 
     # ------------------------------------------------------------------------------------ the graph
@@ -107,8 +110,10 @@ class CompiledLanes(Lanes):
         graphs = self._compiler.graphs
         if key not in graphs:
             try:
-                if c.before_step or c.observers:
-                    raise NotStackable("a wrapper or a measure watches every step")
+                if c.observers:
+                    raise NotStackable("a wrapper or a measure observes every step")
+                if not all(isinstance(step.batch, Batch) for step in block):
+                    raise NotStackable("a step takes several batches")
                 self._compiler.check_number(key[0])
                 graphs[key] = self._trace(c, params, gradient, block)
             except Exception as error:  # whatever tracing or a compiler cannot do
@@ -237,7 +242,7 @@ class CompiledLanes(Lanes):
         return found
 
 
-_FIELDS = ("message", "state", "received", "buffers", "initial", "constants")
+_FIELDS = ("message", "state", "received", "previous", "made", "buffers", "initial", "constants")
 _FLAT = ("buffers", "constants")
 
 

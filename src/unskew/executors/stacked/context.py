@@ -78,7 +78,7 @@ class StackedContext(ClientContext):
         settings = self.settings if epochs is None else replace(self.settings, epochs=epochs, steps=None)
         noises = self._streams(f"{purpose}/augment") if self.augmented else None
         stacked = self.stack.batches(settings, self._streams(purpose), noises, self.has_batchnorm, self.even)
-        return self.lanes.batches(stacked)
+        return self.lanes.batches(stacked, training=True)
 
     def passes(self, batch: int = 500) -> Iterator[Batch]:
         """All samples of each client once."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import math
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -22,7 +21,7 @@ from unskew.base.errors import one_line
 from unskew.base.tree import Groups
 from unskew.core.jobs import Job, Reply, Stack
 from unskew.core.task import Task
-from unskew.core.visit import Work, client_context, open_visit, perform
+from unskew.core.visit import Work, first_state, open_visit, perform
 from unskew.data.batches import LocalData
 from unskew.data.stacked_batches import StackedData
 from unskew.executors.serial import Serial
@@ -106,7 +105,7 @@ class Stacked:
             data = cast("LocalData", LaneData(StackedData(own), lanes))
             c = open_visit(task, job, data, lanes, self.context, diagnostics=diagnostics, clients=clients, lanes=lanes)
             about = data if tested is own else cast("LocalData", LaneData(StackedData(tested), lanes))
-            work = _unwrap(lanes, perform(task.method, job, c, about, task.eval_batch), real)
+            work = _unwrap(lanes, perform(task, job, c, about), real)
         jobs = jobs[:real]
         seconds = (time.perf_counter() - began) / len(jobs)
         lengths = [len(part) for part in tested[:real]]
@@ -121,7 +120,7 @@ class Stacked:
             for place, (job, data) in enumerate(zip(jobs, own, strict=True)):
                 if not job.state:
                     seeds.seed_layers(self.task.seed, f"layers/{job.kind}", job.round, job.client)
-                    states[place] = self.task.method.init_client(client_context(self.task, job, data))
+                    states[place] = first_state(self.task, job, data)
         return states
 
     def _pack(
@@ -131,7 +130,7 @@ class Stacked:
         groups, state = device.to_cpu(work.groups), _split(device.to_cpu(work.state), count)
         finite = _find_finite(groups, count)
         weights = [float(n) for n in lengths] if work.weight is None else work.weight.tolist()
-        stack = Stack(groups, weights, all(finite) and all(weight >= 0 and math.isfinite(weight) for weight in weights))
+        stack = Stack(groups, count, all(finite))
         counted, means = diagnostics.counted.tolist()[:count], diagnostics.means_by_client()[:count]
         rows = zip(jobs, state, weights, lengths, counted, means, finite, strict=True)
         return [

@@ -7,23 +7,50 @@ are plain autograd on these, a third faster than `torch.func.grad` under `vmap`.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import TracebackType
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from unskew.base.batch import Batch
+from unskew.base.batch import Batch, Output
 from unskew.base.torch_private import add_batch_dim, close_vmap, current_level, open_vmap, remove_batch_dim
 from unskew.base.tree import Groups, Tree
 from unskew.core import local_loop
 from unskew.core.context import Context, Diagnostics, LocalGradient
+from unskew.core.net import Forward
 from unskew.data.stacked_batches import StackedBatch
 
 
 class NotStackable(Exception):
     """What a method or model does can only be done for one client at a time."""
+
+
+@dataclass(eq=False)
+class Loop:
+    """One loop over batches."""
+
+    held: bool
+    """Whether clients without a batch are held still: not so in a slot's own loop."""
+    first: Tree | None = None
+    """The parameters at which the loop's first gradient was taken."""
+
+
+class Step(NamedTuple):
+    """What is current while clients take a step."""
+
+    x: Tensor | None
+    mask: Tensor | None
+    active: Tensor | None
+    sizes: list[int] | None
+
+
+RECENT = 4
+"""Batches whose masks are known: a step may take several."""
 
 
 class Lanes:
@@ -35,6 +62,9 @@ class Lanes:
         self.mask: Tensor | None = None
         self.active: Tensor | None = None
         self.sizes: list[int] | None = None
+        self._recent: deque[Step] = deque(maxlen=RECENT)
+        self._loops: list[Loop] = []
+        self._holds_next = False
 
     # ------------------------------------------------------------------------------------- the level
 
@@ -90,6 +120,17 @@ class Lanes:
 
     # ------------------------------------------------------------------------------ gradients and steps
 
+    def bind(self, forward: Forward) -> Forward:
+        """A pass over one of the current batches leaves that batch's padding out of BatchNorm's statistics."""
+
+        def see(params: Tree, x: Tensor, *args: Any, **options: Any) -> Output:
+            for step in self._recent:
+                if step.x is x:
+                    self.mask, self.sizes = step.mask, step.sizes
+            return forward(params, x, *args, **options)
+
+        return see
+
     def copy(self, params: Tree) -> Tree:
         """A copy of its own for each client."""
         return {name: self.wrap(self.unwrap(value).detach().clone()) for name, value in params.items()}
@@ -97,6 +138,7 @@ class Lanes:
     def gradient(self, loss: Callable[[Tree], Tensor], params: Tree, names: Iterable[str]) -> tuple[Tree, Tensor]:
         """The gradient of each client's loss at its parameters, and the losses (detached)."""
         wanted = list(names)
+        self._refuse_own_steps(params)
         below = [self.unwrap(params[name]).detach() for name in wanted]
         with self.leave():
             for leaf in below:  # not allowed inside the level
@@ -110,19 +152,57 @@ class Lanes:
                 grads = local_loop.backward(losses.sum(), below)  # clients do not mix: the sum's gradient is each one's
         return {name: self.wrap(grad) for name, grad in zip(wanted, grads, strict=True)}, value.detach()
 
-    def descend(self, c: Context, params: Tree, gradient: LocalGradient, batches: Iterable[Batch]) -> Tree:
+    def _refuse_own_steps(self, params: Tree) -> None:
+        """In a slot's own loop, steps of its own would also move clients whose batches are used up."""
+        loop = self._loops[-1] if self._loops else None
+        if loop is None or loop.held:
+            return
+        if loop.first is None:
+            loop.first = dict(params)
+        elif self.active is not None and any(params[name] is not old for name, old in loop.first.items()):
+            raise NotStackable(_OWN_STEPS)
+
+    def fold(
+        self, c: Context, step: Callable[[Groups, Batch], Groups], start: Groups, batches: Iterable[Batch]
+    ) -> Groups:
+        """`start` after `step(groups, batch)` for each batch; who has no batch left stands still."""
+        with self.restore_step(), torch.no_grad():
+            for batch in self._hold_clients(batches):
+                c.diagnostics.step(batch)
+                new = step(start, batch)
+                start = new if self.active is None else self._keep_inactive(new, start)
+        return start
+
+    def _keep_inactive(self, new: Groups, old: Groups) -> Groups:
+        """The new groups, where a client has a batch; else the old ones."""
+        assert self.active is not None
+        active = self.wrap(self.active)
+        return {
+            group: {name: torch.where(active, value, old[group][name]) for name, value in own.items()}
+            for group, own in new.items()
+        }
+
+    def _hold_clients(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """The batches of a loop that holds clients without a batch still."""
+        self._holds_next = True
+        for batch in batches:
+            self._holds_next = False
+            yield batch
+        self._holds_next = False
+
+    def descend(self, c: Context, params: Tree, gradient: LocalGradient, batches: Iterable[Any]) -> Tree:
         """Each client's parameters after its own steps; who has no batch left stands still."""
         with self.restore_step():
             return self.continue_descent(c, params, gradient, batches, local_loop.Velocity())
 
     def continue_descent(
-        self, c: Context, params: Tree, gradient: LocalGradient, batches: Iterable[Batch], velocity: local_loop.Velocity
+        self, c: Context, params: Tree, gradient: LocalGradient, batches: Iterable[Any], velocity: local_loop.Velocity
     ) -> Tree:
         """The same, continuing with a velocity."""
         current = {name: value.detach() for name, value in params.items()}
         moving: Tree = {}
         with torch.no_grad():
-            for batch in batches:
+            for batch in self._hold_clients(batches):
                 grads = local_loop.step_gradient(c, gradient, current, batch)
                 for name in grads.keys() - moving.keys():
                     moving[name] = self.unwrap(current[name]).clone()
@@ -153,21 +233,40 @@ class Lanes:
         finally:
             self.mask, self.active, self.sizes = before
 
-    def batches(self, stacked: Iterator[StackedBatch]) -> Iterator[Batch]:
-        """The steps as slots see them; the data are gathered outside the level."""
-        with self.restore_step():
-            while True:
-                with self.leave():
-                    step = next(stacked, None)
-                if step is None:
-                    return
-                yield self._batch(step)
+    def batches(self, stacked: Iterator[StackedBatch], training: bool = False) -> Iterator[Batch]:
+        """The steps as slots see them; the data are gathered outside the level. `training`: not a look at all samples.
+
+        Clients whose batches are used up see empty ones. Who sums over samples need not care; who takes steps must
+        hold them still, as `descend` and `fold` do, so a slot's own loop over training batches is refused there.
+        """
+        loop, self._holds_next = Loop(held=self._holds_next), False
+        self._loops.append(loop)
+        try:
+            with self.restore_step():
+                while True:
+                    with self.leave():
+                        step = next(stacked, None)
+                    if step is None:
+                        return
+                    if training and step.active is not None and not loop.held:
+                        raise NotStackable(_OWN_STEPS)
+                    yield self._batch(step)
+        finally:
+            self._loops.remove(loop)
 
     def _batch(self, stacked: StackedBatch) -> Batch:
         """A step as slots see it; from now on it is the current one, for BatchNorm and whoever counts."""
         self.mask = None if stacked.mask is None else self.wrap(stacked.mask)
         self.sizes, self.active = stacked.sizes, stacked.active
-        return Batch(self.wrap(stacked.x), self.wrap(stacked.y), self.wrap(stacked.positions), self.mask)
+        x = self.wrap(stacked.x)
+        self._recent.append(Step(x, self.mask, self.active, self.sizes))
+        return Batch(x, self.wrap(stacked.y), self.wrap(stacked.positions), self.mask)
+
+
+_OWN_STEPS = (
+    "a slot takes steps in a loop of its own, and clients have different numbers of batches; "
+    "sgd(c, params, gradient) or c.fold(step, start) would hold those still that have no batch left"
+)
 
 
 class LaneDiagnostics(Diagnostics):
@@ -175,6 +274,7 @@ class LaneDiagnostics(Diagnostics):
 
     def __init__(self, lanes: Lanes) -> None:
         self._lanes = lanes
+        self.steps = 0
         self._totals: dict[str, tuple[Tensor | float, Tensor | float]] = {}
         self._counted: Tensor | float = 0.0
 
@@ -191,6 +291,7 @@ class LaneDiagnostics(Diagnostics):
     def step(self, batch: Batch) -> None:
         """Counts one step for each client that has a batch in it."""
         active = self._lanes.active
+        self.steps += 1
         self._counted = self._counted + (1.0 if active is None else active.double())
 
     def note(self, name: str, value: Tensor | float) -> None:

@@ -52,8 +52,12 @@ class StackedLayers:
 def apply_batchnorm(lanes: Lanes, layer: BatchNormBase, x: Tensor) -> Tensor:
     """BatchNorm whose statistics leave padded samples out; clients without a batch keep their running ones."""
     mask = lanes.mask
-    if not layer.training or mask is None or len(x) != len(mask):
+    if not layer.training or mask is None:
         return BatchNormBase.forward(layer, x)
+    if len(x) != len(mask):
+        raise NotStackable(
+            f"BatchNorm gets {len(x)} samples of a batch of {len(mask)}, and cannot tell which of them are padding"
+        )
     others = [dim for dim in range(x.dim()) if dim != 1]
     shape = [1, -1, *(1,) * (x.dim() - 2)]
     weights = mask.to(x.dtype).view(-1, *(1,) * (x.dim() - 1))

@@ -28,7 +28,7 @@ AlignLoss = Literal["code", "paper", "paper_sum"]
 
 def reference_features(c: ClientContext, x: Tensor) -> Tensor:
     """H_i (eq. 2): features by the reference body."""
-    return c.forward(c.state["reference"], x, "eval", c.state["reference_buffers"], part="body").features
+    return c.forward(c.made["reference"], x, "eval", c.made["reference_buffers"], part="body").features
 
 
 def class_means(c: ClientContext) -> Tensor:
@@ -38,23 +38,20 @@ def class_means(c: ClientContext) -> Tensor:
 
 def with_targets(c: ClientContext, reference: Groups, loss: AlignLoss) -> ClientContext:
     """The visit with what its alignment needs: a reference model with its buffers, or the class means it gives."""
-    state = {**c.state, "reference": reference["model"], "reference_buffers": reference["buffers"]}
-    known = replace(c, state=state)
-    if loss != "code":
-        return known
-    return replace(c, state={**c.state, "targets": {"means": class_means(known)}})
+    known = c.with_made(reference=reference["model"], reference_buffers=reference["buffers"])
+    return c.with_made(targets={"means": class_means(known)}) if loss == "code" else known
 
 
 @validated
 class Align(Term):
-    """The loss of eq. 3: the distance of the features to their targets, which are in the state (`with_targets`)."""
+    """The loss of eq. 3: the distance of the features to their targets, which `with_targets` has made."""
 
     loss: AlignLoss = param(default="code", doc="which distance")
 
     def __call__(self, c: ClientContext, params: Tree, batch: Batch, out: Output) -> Tensor:
         """The batch's alignment loss."""
         if self.loss == "code":
-            return class_loss(batch, out.features, c.state["targets"]["means"])
+            return class_loss(batch, out.features, c.made["targets"]["means"])
         with torch.no_grad():
             target = reference_features(c, batch.x)
         return sample_loss(batch, out.features, target, by_sum=self.loss == "paper_sum")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -11,9 +11,6 @@ from unskew.base import tree
 from unskew.base.batch import Batch, cross_entropy
 from unskew.base.tree import Tree
 from unskew.core.context import ClientContext
-
-if TYPE_CHECKING:
-    pass
 
 Fisher = Literal["batch", "full", "per_sample"]
 UNKNOWN = -1.0

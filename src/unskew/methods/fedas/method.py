@@ -7,12 +7,13 @@ Yang, Huang, Ye, "FedAS: Bridging Inconsistency in Personalized Federated Learni
     H_i (eq. 2)        `reference_features` in alignment.py: by the client's previous model, c.state["personal"] (at
                        its first visit the initial one); by default their class means
     eq. 3-4            `Align` and `align_body` in alignment.py, descended in `start`
-    alpha_i (eq. 5-6)  `fisher_trace` in fisher.py, sent as group "fisher"
-    alpha'_i (eq. 7)   `shares` in synchronise.py, by `normalisation`
-    theta^{t+1}        theta + sum_i alpha'_i Delta theta_i (eq. 8): `mean_by_trace` in synchronise.py
+    alpha_i (eq. 5-6)  `fisher_trace` in fisher.py: the client's `weight`
+    alpha'_i (eq. 7)   `shares` in synchronise.py, by `normalisation`: the round's rule, `weigh`
+    theta^{t+1}        theta + sum_i alpha'_i Delta theta_i (eq. 8): the ordinary weighted mean
 
 A visit: `start` aligns the received body and puts the client's own head on it, `train` trains both, `upload` sends
-Delta theta_i and alpha_i, `keep` remembers the whole model, whose features are the targets of the next visit.
+Delta theta_i, `keep` remembers the whole model, whose features are the targets of the next visit, `weight` is alpha_i.
+The server weighs all clients by eq. 7, BatchNorm's statistics like the parameters, and takes the mean.
 
 Where paper and official code differ we follow the code, which made the tables:
 - targets are the class means of the previous features, classes count alike (`align_loss=paper`: each sample's own);
@@ -24,20 +25,25 @@ the ones before left (here each has its copy, alg. 1), and it sends whole models
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
 
+from torch import Tensor
+
+from unskew.base import tree
 from unskew.base.errors import InputError
 from unskew.base.registry import param
 from unskew.base.tree import Groups, Tree
-from unskew.core.context import ClientContext, ServerContext
-from unskew.core.method import Method, methods
-from unskew.core.reducers import Reducers, total
+from unskew.core.context import ClientContext, Outcome, ServerContext
+from unskew.core.method import methods
 from unskew.core.term import Term
 from unskew.methods.fedas.alignment import Align, AlignLoss, align_body, with_targets
 from unskew.methods.fedas.fisher import Fisher, fisher_trace
-from unskew.methods.fedas.synchronise import Rule, buffers_by_trace, mean_by_trace
+from unskew.methods.fedas.synchronise import Rule, shares
 from unskew.methods.fedper import FedPer
+
+if TYPE_CHECKING:
+    from unskew.core.jobs import Reply
 
 
 @methods.register("fedas")
@@ -85,7 +91,7 @@ class FedAS(FedPer):
         names = self._aligned_names(c.trainable, c.message["model"])
         return align_body(aside, params, Align(loss=self.align_loss), names)
 
-    def train(self, c: ClientContext, params: Tree) -> Tree:
+    def train(self, c: ClientContext, params: Tree) -> Tree | Outcome:
         """Local training; in parallel mode with the targets at hand."""
         return super().train(self._with_targets(c) if self.own_terms() else c, params)
 
@@ -93,23 +99,26 @@ class FedAS(FedPer):
         """In parallel mode the alignment, with weight 1."""
         return (Align(loss=self.align_loss),) if self.align and self.align_mode == "parallel" else ()
 
-    def upload(self, c: ClientContext, params: Tree) -> Groups:
-        """The difference of the shared part, and alpha_i (eq. 5-6)."""
-        reply = super().upload(c, params)
+    def weight(self, c: ClientContext, params: Tree) -> Tensor:
+        """alpha_i (eq. 5-6)."""
         if not self.synchronise:
-            return reply
+            return super().weight(c, params)
         found = fisher_trace(c, params, self.fisher)
         c.diagnostics.note("fisher_alpha", found)
-        return {**reply, "fisher": {"trace": found}}
+        return found
 
-    @property
-    def reducers(self) -> Reducers:  # type: ignore[override]
-        """Means by trace, or FedPer's by samples."""
+    def weigh(self, s: ServerContext, replies: Sequence[Reply]) -> Sequence[float]:
+        """alpha'_i (eq. 7)."""
         if not self.synchronise:
-            return Method.reducers
-        rule = self.normalisation
-        delta = partial(mean_by_trace, rule=rule, eq8_literal=self.eq8_literal)
-        return {"delta": delta, "buffers": partial(buffers_by_trace, rule=rule), "fisher": total}  # read by the two
+            return super().weigh(s, replies)
+        traces, sizes = [reply.weight for reply in replies], [float(reply.num_samples) for reply in replies]
+        return shares(traces, sizes, self.normalisation)
+
+    def update(self, s: ServerContext, server: Groups, merged: Groups) -> Groups:
+        """theta + sum_i alpha'_i Delta theta_i (eq. 8); with `eq8_literal` the sum is divided by m, as printed."""
+        if self.eq8_literal:
+            merged = {**merged, "delta": tree.scale(merged["delta"], 1 / max(1, len(s.replied)))}
+        return super().update(s, server, merged)
 
     @property
     def keeps_whole(self) -> bool:

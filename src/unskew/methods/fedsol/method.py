@@ -4,15 +4,16 @@ Lee, Jeong, Kim, Oh, Yun, "FedSOL: Stabilized Orthogonal Learning with Proximal 
 CVPR 2024.
 
     paper                    here
-    L_local                  `local_loss`: the inner method's criterion and the terms that the user added
-    L_p, g_p                 prox (by default the term kl, terms/kl.py); `proximal_gradient`
+    L_local                  the inner method's loss without its proximal terms (`loss_terms`)
+    L_p, g_p                 `proximal_losses` (by default the term kl, terms/kl.py); `proximal_gradient`
     Lambda (eq. 7), rho      scaling, rho
     eps_p* (eq. 8)           `perturbation`
     grad L_local(w + eps)    `gradient`, the direction of every local step (alg. 1)
     w_g                      c.received["model"]
 
-Inside FedSOL the terms that make a method, or its own proximal gradient, give g_p and are no longer part of the step;
-with `prox` set they are left out; all else of the method stays.
+g_p is the gradient of `prox` if it is set; else of the proximal part that makes the inner method (terms such as prox
+and kl, and a correction such as SCAFFOLD's c - c_i); else of kl. That part is no longer in the step itself. All else of
+the inner method stays, and so do terms that the user added, proximal or not.
 Paper and code differ: Lambda is normalised over a layer (`paper`) or over each tensor's first dimension (`code`, which
 gave the results); head and rho 2 (paper) or all layers and rho 1 (code's configuration): the paper's are the defaults.
 The ablations (Table 12, projection of eq. 3) are in strategies.py, how one pass through the body serves both losses is
@@ -21,6 +22,7 @@ in one_pass.py.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Literal
 
@@ -28,21 +30,23 @@ import torch
 from torch import Tensor
 
 from unskew.base import tree
-from unskew.base.batch import Batch, Output
+from unskew.base.batch import Batch
 from unskew.base.errors import InputError
 from unskew.base.registry import param
 from unskew.base.tree import Groups, Tree
 from unskew.core import local_loop
 from unskew.core.context import ClientContext, Context, ServerContext
 from unskew.core.method import Method, methods
+from unskew.core.slots import overrides
 from unskew.core.term import Term
 from unskew.core.wrapper import Wrapper
 from unskew.methods.fedavg import FedAvg
 from unskew.methods.fedsol import strategies
-from unskew.methods.fedsol.inner import check_inner, innermost, overrides
+from unskew.methods.fedsol.inner import check_inner, split_terms
 from unskew.methods.fedsol.one_pass import Pass, Passes, keep_statistics
 from unskew.terms.kl import KL
 
+log = logging.getLogger(__name__)
 Where = Literal["head", "body", "all"]
 Scaling = Literal["code", "paper", "tensor", "fixed"]
 TINY = 1e-12
@@ -118,7 +122,7 @@ class FedSOL(Wrapper):
         def loss(w: Tree) -> Tensor:
             passes = Passes(c, w, batch, body_once=self.where == "head")
             g_p = self.proximal_gradient(c, w, batch, self.targets(c), passes.at_w)
-            return self.local_loss(keep_statistics(c), self.move(c, w, g_p), batch, passes.at_moved)
+            return self.inner.loss(passes.at_moved(), self.move(c, w, g_p), batch)
 
         return self.gradient_of(c, loss, params)
 
@@ -128,36 +132,48 @@ class FedSOL(Wrapper):
         eps = perturbation(chosen, w, c.received["model"], self.rho, self.scaling, self.threshold)
         return {**w, **{name: w[name] + step for name, step in eps.items()}}
 
-    def local_loss(self, c: ClientContext, params: Tree, batch: Batch, forward: Pass) -> Tensor:
-        """L_local: the inner method's criterion and the user's terms, without the terms that make the inner method."""
-        out = forward(params)
-        value = self.inner.criterion(c, out, batch)
-        for term in (*innermost(self.inner).terms, *c.terms):
-            value = value + term(c, params, batch, out)
-        return value
-
-    def proximal_gradient(self, c: ClientContext, w: Tree, batch: Batch, names: tuple[str, ...], forward: Pass) -> Tree:
-        """g_p = grad L_p(w) for these names; BatchNorm's running statistics follow from this one pass at w."""
-        if losses := self.proximal_losses():
+    def proximal_gradient(
+        self,
+        c: ClientContext,
+        w: Tree,
+        batch: Batch,
+        names: tuple[str, ...] | None = None,
+        forward: Pass | None = None,
+    ) -> Tree:
+        """g_p = grad L_p(w), for these names or all; BatchNorm's running statistics follow from this one pass at w."""
+        names, losses = names or c.trainable, self.proximal_losses()
+        see = forward or (lambda p: c.forward(p, batch.x))
+        found = tree.zeros_like(tree.select(w, names))
+        if losses:
 
             def value(p: Tree) -> Tensor:
-                out = forward(p)
+                out = see(p)
                 return torch.stack([term(c, p, batch, out) for term in losses]).sum()
 
-            return c.grad(value, w, names)
-        if c.has_batchnorm:
+            found = c.grad(value, w, names)
+        elif c.has_batchnorm:
             with torch.no_grad():
-                forward(w)
-        given = self.inner.proximal(keep_statistics(c), w, batch)
-        return tree.zeros_like(tree.select(w, names)) if given is None else tree.select(given, names)
+                see(w)
+        given = None if self.prox is not None else self.inner.correction(keep_statistics(c), w, batch)
+        if given is None:
+            return found
+        return tree.add(found, tree.select(given, names)) if losses else tree.select(given, names)
 
     def proximal_losses(self) -> tuple[Term, ...]:
-        """L_p as terms; none: the inner method corrects gradients itself (SCAFFOLD's c - c_k)."""
+        """L_p as terms; none: the inner method corrects gradients itself (SCAFFOLD's c - c_i)."""
         if self.prox is not None:
             return (self.prox,)
-        if overrides(self.inner, "proximal"):
-            return ()
-        return self.inner.own_terms() or (KL(),)
+        own = split_terms(self.inner).proximal
+        return own if own or overrides(self.inner, "correction") else (KL(),)
+
+    def loss_terms(self) -> tuple[Term, ...]:
+        """The terms of L_local: those of the inner method that are not proximal, and all that the user added."""
+        return (*split_terms(self.inner).local, *self.terms)
+
+    def used_terms(self) -> tuple[Term, ...]:
+        """Also L_p, where anything is moved or combined."""
+        moves = self.projection or (self.strategy != "A0" and (self.strategy != "A1" or self.rho > 0))
+        return (*self.loss_terms(), *self.proximal_losses()) if moves else self.loss_terms()
 
     def targets(self, context: Context) -> tuple[str, ...]:
         """The trained parameters that are moved: of the head (the network's last child module), the body, or all."""
@@ -169,22 +185,12 @@ class FedSOL(Wrapper):
     # ----------------------------------------------------------------------------------- other slots
 
     def train(self, c: ClientContext, params: Tree) -> Tree:
-        """Local training along `gradient`; what the received model says is looked up where possible."""
-        moves = self.projection or (self.strategy != "A0" and (self.strategy != "A1" or self.rho > 0))
-        asks = moves and any(isinstance(term, KL) for term in self.proximal_losses())
-        return local_loop.sgd(c.with_taught() if asks else c, params, self.gradient)
-
-    def proximal(self, c: ClientContext, params: Tree, batch: Batch) -> Tree:
-        """The slot: g_p for all trained parameters; a step takes `proximal_gradient` of those that move."""
-        return self.proximal_gradient(c, params, batch, c.trainable, lambda p: c.forward(p, batch.x))
+        """Local training along `gradient`."""
+        return local_loop.sgd(c, params, self.gradient)
 
     def local_gradient(self, c: ClientContext, params: Tree, batch: Batch) -> Tree:
         """grad L_local(params)."""
-
-        def forward(p: Tree) -> Output:
-            return c.forward(p, batch.x)
-
-        return self.gradient_of(c, lambda p: self.local_loss(c, p, batch, forward), params)
+        return self.gradient_of(c, lambda p: self.inner.loss(c, p, batch), params)
 
     def gradient_of(self, c: ClientContext, loss: Callable[[Tree], Tensor], params: Tree) -> Tree:
         """The gradient of a loss, whose value is noted as the step's."""
@@ -193,9 +199,13 @@ class FedSOL(Wrapper):
         return grads
 
     def init(self, s: ServerContext) -> Groups:
-        """The inner method's; refuses to move what is not trained."""
+        """The inner method's; refuses to move what is not trained, and says what an explicit `prox` replaces."""
         if not self.targets(s):
             raise InputError(f"fedsol(where={self.where}) has nothing to move: {self.inner} does not train that part")
+        dropped = [str(term) for term in split_terms(self.inner).proximal]
+        dropped += [f"the correction of {self.inner.name}"] if overrides(self.inner, "correction") else []
+        if self.prox is not None and dropped:
+            log.warning("fedsol: prox=%s takes the place of %s, which is left out", self.prox, " and ".join(dropped))
         return self.inner.init(s)
 
     def __post_init__(self) -> None:

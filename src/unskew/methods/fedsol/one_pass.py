@@ -24,20 +24,38 @@ class Passes:
 
     def __init__(self, c: ClientContext, w: Tree, batch: Batch, body_once: bool) -> None:
         self._c, self._x = c, batch.x
-        self._features = c.features(w, batch.x) if body_once else None
+        self._body: Output | None = None
+        if body_once and all(layer.startswith("body.") for layer in c.maps):
+            self._body = c.forward(w, batch.x, part="body", maps=c.maps)
 
     def at_w(self, params: Tree) -> Output:
         """The pass before the move."""
-        if self._features is None:
-            return self._c.forward(params, self._x)
-        constant = self._features.detach()
-        return Output(self._c.classify(params, constant), constant)
+        if self._body is None:
+            return self._c.forward(params, self._x, maps=self._c.maps)
+        features = self._body.features.detach()
+        maps = {name: value.detach() for name, value in self._body.maps.items()}
+        return Output(self._c.classify(params, features), features, maps)
 
-    def at_moved(self, params: Tree) -> Output:
-        """The pass after the move."""
-        if self._features is None:
-            return self._c.forward(params, self._x, "batch")
-        return Output(self._c.classify(params, self._features, "batch"), self._features)
+    def at_moved(self) -> ClientContext:
+        """The visit in which this batch is passed after the move."""
+        still = keep_statistics(self._c)
+        if (body := self._body) is None:
+            return still
+
+        def forward(
+            params: Tree,
+            x: Tensor,
+            mode: Mode = "train",
+            buffers: Tree | None = None,
+            layers: Mapping[str, Layer] | None = None,
+            part: Part = "whole",
+            maps: tuple[str, ...] = (),
+        ) -> Output:
+            if x is self._x and (mode, buffers, layers, part) == ("train", None, None, "whole"):
+                return Output(self._c.classify(params, body.features, "batch"), body.features, body.maps)
+            return still.forward(params, x, mode, buffers, layers, part, maps)
+
+        return still.with_forward(forward)
 
 
 def keep_statistics(c: ClientContext) -> ClientContext:
@@ -50,7 +68,8 @@ def keep_statistics(c: ClientContext) -> ClientContext:
         buffers: Tree | None = None,
         layers: Mapping[str, Layer] | None = None,
         part: Part = "whole",
+        maps: tuple[str, ...] = (),
     ) -> Output:
-        return c.forward(params, x, "batch" if mode == "train" else mode, buffers, layers, part)
+        return c.forward(params, x, "batch" if mode == "train" else mode, buffers, layers, part, maps)
 
     return c.with_forward(forward)

@@ -33,12 +33,12 @@ def combine(sol: FedSOL, c: ClientContext, w: Tree, batch: Batch) -> Tree:
         return sol.local_gradient(still, at, batch)
 
     def g_p(at: Tree) -> Tree:
-        return sol.proximal(still, at, batch)
+        return sol.proximal_gradient(still, at, batch)
 
     def add(local: Tree, proximal: Tree) -> Tree:
         return tree.add_scaled(local, proximal, sol.beta)
 
-    g_p_w = sol.proximal(c, w, batch)
+    g_p_w = sol.proximal_gradient(c, w, batch)
     if sol.strategy == "A5":
         return add(g_l(w), g_p_w)
     # w + eps_c, along g_c = g_l + beta g_p, or w + eps_p
@@ -54,7 +54,7 @@ def combine(sol: FedSOL, c: ClientContext, w: Tree, batch: Batch) -> Tree:
 
 def project(sol: FedSOL, c: ClientContext, w: Tree, batch: Batch) -> Tree:
     """g_l without its part that opposes g_p (eq. 3); nothing is moved."""
-    return remove_conflict(sol.local_gradient(c, w, batch), sol.proximal(keep_statistics(c), w, batch))
+    return remove_conflict(sol.local_gradient(c, w, batch), sol.proximal_gradient(keep_statistics(c), w, batch))
 
 
 def remove_conflict(grads: Tree, against: Tree) -> Tree:

@@ -15,9 +15,10 @@ from unskew.base.batch import Output
 from unskew.base.tree import Tree
 from unskew.core.context import ClientContext
 from unskew.core.net import Layer, Mode, Part
+from unskew.core.observer import Observer
 
 
-class DirectFeedback:
+class DirectFeedback(Observer):
     """Direct feedback alignment: the error signal of a layer is (R e) * f'(z), e the gradient at the logits.
 
     The pass above the layer sees a constant; what makes up for it is added to the logits as a value of zero whose
@@ -33,18 +34,18 @@ class DirectFeedback:
 
         def forward(
             params: Tree, x: Tensor, mode: Mode = "train", buffers: Tree | None = None,
-            layers: Mapping[str, Layer] | None = None, part: Part = "whole",
+            layers: Mapping[str, Layer] | None = None, part: Part = "whole", maps: tuple[str, ...] = (),
         ) -> Output:  # fmt: skip
             if not (self._random and part == "whole" and torch.is_grad_enabled()):
-                return c.forward(params, x, mode, buffers, layers, part)
+                return c.forward(params, x, mode, buffers, layers, part, maps)
             seen: Tree = {}
             own: dict[str, Layer] = {layer: partial(_cut, seen, layer) for layer in self._random}
-            out = c.forward(params, x, mode, buffers, {**own, **(layers or {})}, part)
+            out = c.forward(params, x, mode, buffers, {**own, **(layers or {})}, part, maps)
             carriers = [self._carry(layer, z) for layer, z in seen.items()]
-            return Output(sum(carriers, out.logits), out.features)
+            return out._replace(logits=sum(carriers, out.logits))
 
-        # called before every step like `Feedback`: a compiled step would not notice that other layers were chosen
-        return replace(c, forward=forward, before_step=(*c.before_step, lambda params: None))
+        # an observer like `Feedback`: a compiled step would not notice that other layers were chosen
+        return replace(c, forward=forward, observers=(*c.observers, self))
 
     def _carry(self, layer: str, z: Tensor) -> Tensor:
         active = (z * (z.detach() > 0)).flatten(1)

@@ -20,12 +20,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unskew.base.batch import Output
+from unskew.base.batch import Batch, Output
 from unskew.base.errors import InputError
 from unskew.base.torch_private import both_sided_padding
 from unskew.base.tree import Tree
 from unskew.core.context import ClientContext
 from unskew.core.net import Layer, Mode, Part
+from unskew.core.observer import Observer
 from unskew.methods.flfa.stacking import ConvSettings, stack_conv, stack_linear
 
 
@@ -97,8 +98,10 @@ class ConvFeedback(torch.autograd.Function):
         return stack_conv(_conv, info.batch_size, in_dims, given)
 
 
-class Feedback:
+class Feedback(Observer):
     """The feedback of one visit: B_l = (||w_l|| / ||W_l||) W_l for each chosen layer l; W_l: received or random."""
+
+    asides = True
 
     def __init__(self, fixed: Tree, scaling: bool = True) -> None:
         """`fixed`: layer → W_l; until the first look at weights the scale is 1."""
@@ -107,8 +110,12 @@ class Feedback:
         self._scaling = scaling
         self._scales = {layer: value.new_ones(()) for layer, value in self._fixed.items()}
 
+    def before_step(self, c: ClientContext, params: Tree, batch: Batch) -> None:
+        """Scales to the weights before each step, so that perturbed ones do not enter."""
+        self.rescale(params)
+
     def rescale(self, params: Tree) -> None:
-        """Scales to the norms of these weights; called before each step, so that perturbed weights do not enter."""
+        """Scales to the norms of these weights."""
         if not self._scaling:
             return
         with torch.no_grad():
@@ -139,13 +146,13 @@ class Feedback:
 
         def forward(
             params: Tree, x: Tensor, mode: Mode = "train", buffers: Tree | None = None,
-            layers: Mapping[str, Layer] | None = None, part: Part = "whole",
+            layers: Mapping[str, Layer] | None = None, part: Part = "whole", maps: tuple[str, ...] = (),
         ) -> Output:  # fmt: skip
             if own and torch.is_grad_enabled():
                 layers = {**own, **layers} if layers else own
-            return c.forward(params, x, mode, buffers, layers, part)
+            return c.forward(params, x, mode, buffers, layers, part, maps)
 
-        return replace(c, forward=forward, before_step=(*c.before_step, self.rescale))
+        return replace(c, forward=forward, observers=(*c.observers, self))
 
     def _pass(self, name: str, layer: nn.Module, x: Tensor) -> Tensor:
         return apply_feedback(layer, x, self._fixed[name], self._scales[name])

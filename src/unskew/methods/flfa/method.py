@@ -120,9 +120,10 @@ class FLFA(Wrapper):
         return {**inner, "feedback": self._state(s, chosen, rule, idle)}
 
     def candidates(self, s: ServerContext) -> tuple[str, ...]:
-        """Conv2d and Linear layers whose weight is trained and shared, in the model's order."""
-        own = set(s.trainable) - set(s.names.match(self.inner.personal))
-        found = [layer for layer in s.names.layers if f"{layer}.weight" in own]
+        """Conv2d and Linear layers whose whole weight is trained and shared, in the model's order."""
+        initial = s.initial["model"]
+        travels = {name for name, part in self.inner.shared(s, initial).items() if part.shape == initial[name].shape}
+        found = [layer for layer in s.names.layers if f"{layer}.weight" in travels.intersection(s.trainable)]
         return tuple(layer for layer in found if not (self.exclude_first and layer == s.names.layers[0]))
 
     def _state(self, s: ServerContext, chosen: list[str], rule: str, idle: int) -> Tree:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from unskew.base.tree import Tree
+from unskew.core.reducers import Reducer
 
 if TYPE_CHECKING:
     from unskew.core.context import ServerContext
@@ -17,7 +19,7 @@ EQUAL = 12
 """Decimals: what differs by less is equal."""
 
 
-class similarity:
+class similarity(Reducer):
     """z^l = (1/m) sum_k cos(g_k^l, mean g^l) of every trained Conv2d and Linear weight; zero vectors count 0.
 
     The mean cosine is the product of the mean direction with the mean update's direction, so two sums are enough
@@ -33,9 +35,9 @@ class similarity:
 
     def add(self, value: Tree, reply: Reply) -> None:
         """Takes in one client's update."""
-        self.add_stack({name: tensor.unsqueeze(0) for name, tensor in value.items() if name in self._layers}, [1.0])
+        self.add_stack({name: tensor.unsqueeze(0) for name, tensor in value.items() if name in self._layers}, [reply])
 
-    def add_stack(self, value: Tree, weights: list[float]) -> None:
+    def add_stack(self, value: Tree, replies: Sequence[Reply]) -> None:
         """Takes in the updates of many clients at once, [K, ...]."""
         for name in self._layers:
             if name in value:
@@ -43,7 +45,7 @@ class similarity:
                 norms = torch.linalg.vector_norm(each, dim=1)
                 _add_to(self._sums, name, each.sum(0))
                 _add_to(self._directions, name, torch.where(norms > 0, 1 / norms, 0.0) @ each)
-        self.clients += len(weights)
+        self.clients += len(replies)
 
     def result(self) -> Tree:
         """Layer → z^l, in the model's order."""

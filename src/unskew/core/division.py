@@ -6,13 +6,18 @@ none, or some. A message says by its shapes what is shared, so only who makes it
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
+from unskew.base import tree
 from unskew.base.errors import InputError
 from unskew.base.registry import Component, Registry, param
 from unskew.base.tree import Tree
-from unskew.core.context import Context
 from unskew.core.net import Names
+
+if TYPE_CHECKING:
+    from unskew.core.context import Context
 
 
 class Division(Component):
@@ -67,6 +72,10 @@ class Layers(Division):
         """All or none."""
         return 0 if name in names.match(self.patterns) else size
 
+    def shared(self, context: Context, params: Tree) -> Tree:
+        """The parameters that match no pattern."""
+        return tree.without(params, context.names.match(self.patterns)) if self.patterns else params
+
     def check(self, context: Context) -> None:
         """An error where a pattern matches nothing, or everything is personal."""
         for pattern in self.patterns:
@@ -100,17 +109,17 @@ class Channels(Division):
         return size - int(self.share * grown * size + 1e-9)  # 1e-9: 0.29 * 100 is 28.999… in binary
 
 
-def joined(received: Tree, own: Tree, names: tuple[str, ...]) -> Tree:
+def join(received: Tree, own: Tree, names: tuple[str, ...]) -> Tree:
     """The whole model: what was received, and below it the client's own rows."""
-    return {name: _over(received[name], own, name) if name in received else own[name] for name in names}
+    return {name: _put_above(received[name], own, name) if name in received else own[name] for name in names}
 
 
-def _over(part: torch.Tensor, own: Tree, name: str) -> torch.Tensor:
+def _put_above(part: torch.Tensor, own: Tree, name: str) -> torch.Tensor:
     if name not in own or part.shape == own[name].shape:
         return part
     return torch.cat([part, own[name][len(part) :]])
 
 
-def padded(part: Tree, like: Tree) -> Tree:
+def pad(part: Tree, like: Tree) -> Tree:
     """The part's rows, and zeros for those that did not travel."""
-    return joined(part, {name: torch.zeros_like(like[name]) for name in part}, tuple(part))
+    return join(part, {name: torch.zeros_like(like[name]) for name in part}, tuple(part))
