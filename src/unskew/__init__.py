@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     from unskew.base.registry import param
     from unskew.base.tree import Groups, Tree
     from unskew.core import reducers
-    from unskew.core.context import ClientContext, ServerContext
+    from unskew.core.context import ClientContext, Outcome, ServerContext
     from unskew.core.local_loop import sgd
     from unskew.core.method import Method
+    from unskew.core.observer import Observer
     from unskew.core.term import Term
     from unskew.core.wrapper import Wrapper
     from unskew.data.dataset import Dataset, Samples
@@ -44,7 +45,8 @@ _PLACES = {
     "Method": "core.method", "Wrapper": "core.wrapper", "Term": "core.term", "Measure": "measures.base",
     "Source": "data.sources.base", "About": "data.sources.base", "Split": "data.partition.splits",
     "Architecture": "models.base", "param": "base.registry",
-    "ClientContext": "core.context", "ServerContext": "core.context", "Batch": "base.batch", "Output": "base.batch",
+    "ClientContext": "core.context", "ServerContext": "core.context",
+    "Outcome": "core.context", "Observer": "core.observer", "Batch": "base.batch", "Output": "base.batch",
     "cross_entropy": "base.batch", "Tree": "base.tree", "Groups": "base.tree", "sgd": "core.local_loop",
 }  # fmt: skip
 _MODULES = {"registries": "registries", "tree": "base.tree", "seeds": "base.seeds", "progress": "base.progress",
@@ -52,9 +54,9 @@ _MODULES = {"registries": "registries", "tree": "base.tree", "seeds": "base.seed
 
 __all__ = [
     "About", "Architecture", "Batch", "ClientContext", "ClientError", "Dataset", "Groups", "InputError", "Measure",
-    "Method", "Model", "Output", "Samples", "ServerContext", "Source", "Split", "Term", "Tree", "Wrapper",
-    "__version__", "compare", "cross_entropy", "load", "param", "progress", "reducers", "registries", "resume", "run",
-    "seeds", "sgd", "split_head", "tree",
+    "Method", "Model", "Observer", "Outcome", "Output", "Samples", "ServerContext", "Source", "Split", "Term", "Tree",
+    "Wrapper", "__version__", "compare", "cross_entropy", "load", "param", "progress", "reducers", "registries",
+    "resume", "run", "seeds", "sgd", "split_head", "tree",
 ]  # fmt: skip
 
 

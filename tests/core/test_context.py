@@ -33,8 +33,8 @@ def test_body_and_head_one_after_the_other_are_the_whole():
 
 def test_the_teacher_is_looked_up_where_that_is_the_same():
     _, c = visit()
-    taught = c.with_taught()
-    assert taught.taught["logits"].shape == (len(c.data), c.num_classes)
+    taught = c.with_seen("received")
+    assert taught.made["seen by received"]["logits"].shape == (len(c.data), c.num_classes)
     for batch in c.batches():
         torch.testing.assert_close(taught.teacher(batch).logits, c.teacher(batch).logits)
 
@@ -44,7 +44,7 @@ def test_the_teacher_is_looked_up_where_that_is_the_same():
 )
 def test_the_teacher_is_asked_each_time_where_it_is_not(options):
     _, c = visit(**options)
-    assert not c.with_taught().taught
+    assert not c.with_seen("received").made
 
 
 def test_steps_aside_are_not_counted_and_have_their_own_settings():

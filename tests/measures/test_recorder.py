@@ -80,7 +80,7 @@ def test_stacked_clients_are_measured_as_if_alone(chunk, tmp_path, caplog):
 def test_compiled_steps_are_watched_too(caplog):
     options = {"rounds": 1, "measure": "orthogonality,fisher", "model": "mlp(hidden=[4])"}
     compiled = play("fedavg", execution={"executor": "stacked", "compile": True, "chunk": 5}, **options)
-    assert "a measure watches every step" in caplog.text
+    assert "a measure observes every step" in caplog.text
     stacked = play("fedavg", execution={"executor": "stacked", "chunk": 5}, **options)
     assert compiled.rounds[1]["measures"] == pytest.approx(stacked.rounds[1]["measures"], rel=1e-4)
 

@@ -19,7 +19,9 @@ def double(values):
 def feed(reducer, trees, stacked=False):
     """A reducer that has seen these clients, one by one or as a stack."""
     if stacked:
-        reducer.add_stack({name: torch.stack([tree[name] for tree in trees]) for name in trees[0]}, [1.0] * len(trees))
+        reducer.add_stack(
+            {name: torch.stack([tree[name] for tree in trees]) for name in trees[0]}, [Reply(0)] * len(trees)
+        )
     else:
         for client, tree in enumerate(trees):
             reducer.add(tree, Reply(client, weight=float(client + 1)))

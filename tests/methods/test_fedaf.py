@@ -128,7 +128,8 @@ def test_mean_logits_and_soft_labels(name):
     merged = fedaf.class_rows(None)
     for client, expected in enumerate(file.expected["R_k"]):
         c = visit(task, method, client)
-        sent = method.upload(c, condensation.first_images(c, condensation.gather(c), 1, 1))["soft"]
+        images = condensation.first_images(c, condensation.gather(c), 1, 1)
+        sent = method.upload(c.with_made(images=images), {})["soft"]
         has_rows(sent, expected, file)
         merged.add(sent, Reply(client))
     mean = fedaf.average(merged.result(), "holders")
@@ -209,7 +210,7 @@ def test_server_loss(name, which):
     tables, data = fedaf.class_rows(s), condensation.union(s)
     for client, own in enumerate(file.inputs["S"]):
         c = visit(task, method, client)
-        groups = method.upload(c, as_images(own))
+        groups = method.upload(c.with_made(images=as_images(own)), {})
         tables.add(groups["soft"], Reply(client))
         data.add(groups["data"], Reply(client))
     merged = {"data": data.result(), "soft": tables.result()}

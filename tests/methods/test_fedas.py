@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+import unskew
 from awkward import DATA, config, play
 from support import FixedData, FixedFederation, PlannedTask, golden, golden_names, initial_model
 from unskew.base import tree
@@ -18,13 +19,14 @@ from unskew.base.settings import LocalSettings
 from unskew.core.jobs import Job, Reply
 from unskew.core.method import methods
 from unskew.core.net import Net
+from unskew.core.observer import Observer
 from unskew.core.wrapper import Wrapper
 from unskew.data.batches import LocalData, Pipeline
 from unskew.data.dataset import Samples
 from unskew.data.transforms import transforms
 from unskew.methods.fedas.fisher import fisher_trace
 from unskew.methods.fedas.method import FedAS
-from unskew.methods.fedas.synchronise import buffers_by_trace, mean_by_trace, shares
+from unskew.methods.fedas.synchronise import shares
 from unskew.models.base import Model
 from unskew.runs import building, engine
 
@@ -156,13 +158,16 @@ def merged(file, **options):
     method = FedAS(**options)
     task = task_of(method, file)
     s = task.server_context(1)
-    reducers = {name: how(s) for name, how in method.reducers.items()}
-    for k, (c, params) in enumerate(trained(file, method)):
-        reply = Reply(k, method.upload(c, params), weight=float(c.num_samples))
-        for name in ("delta", "fisher"):
-            reducers[name].add(reply.groups[name], reply)
-    found = method.update(s, method.init(s), {name: reducer.result() for name, reducer in reducers.items()})
-    return found["model"], list(reducers["delta"].shares().values())
+    replies = [
+        Reply(k, method.upload(c, params), weight=float(method.weight(c, params)), num_samples=int(c.num_samples))
+        for k, (c, params) in enumerate(trained(file, method))
+    ]
+    weights, reducer = method.weigh(s, replies), method.reducers["delta"](s)
+    for reply, weight in zip(replies, weights, strict=True):
+        reducer.add(reply.groups["delta"], replace(reply, weight=weight))
+    s = replace(s, replied=tuple(range(len(replies))))
+    found = method.update(s, method.init(s), {"delta": reducer.result()})
+    return found["model"], weights
 
 
 @pytest.mark.parametrize("name", golden_names("fedas_round*"))
@@ -188,17 +193,14 @@ def test_weight_edge_cases(name, rule):
     sizes = file.inputs["sizes"]
     for alphas, expected in zip(file.inputs["alphas"], file.expected[rule], strict=True):
         close(shares(alphas, sizes, rule), expected, file)
-        close(streamed(alphas, sizes, rule), expected, file)
+        close(weighed(alphas, sizes, rule), expected, file)
 
 
-def streamed(alphas, sizes, rule):
-    """The weights that the running sums stand for: client k sends the k-th unit vector."""
-    reducer = mean_by_trace(None, rule)
-    for k, (alpha, size) in enumerate(zip(alphas, sizes, strict=True)):
-        unit = torch.eye(len(alphas), dtype=torch.float64)[k]
-        groups = {"delta": {"w": unit}, "fisher": {"trace": torch.tensor(alpha, dtype=torch.float64)}}
-        reducer.add(groups["delta"], Reply(k, groups, weight=float(size)))
-    return reducer.result()["w"]
+def weighed(alphas, sizes, rule):
+    """The weights of a round whose clients sent these traces."""
+    pairs = enumerate(zip(alphas, sizes, strict=True))
+    replies = [Reply(k, weight=alpha, num_samples=size) for k, (alpha, size) in pairs]
+    return FedAS(normalisation=rule).weigh(None, replies)
 
 
 # ---------------------------------------------------------------------------------------------- by hand
@@ -260,27 +262,35 @@ def test_a_trace_that_is_not_finite_costs_no_client_its_place():
     huge = {"body.weight": torch.full((1, 1), 1e30), "head.weight": torch.zeros(2, 1)}
     assert fisher_trace(c, huge, "batch").item() == -1
     for rule in RULES:
-        assert shares([4.0, -1.0], [10, 30], rule) == [0.25, 0.75] == streamed([4.0, -1.0], [10, 30], rule).tolist()
+        assert shares([4.0, -1.0], [10, 30], rule) == [0.25, 0.75] == weighed([4.0, -1.0], [10, 30], rule)
         assert shares([4.0, math.nan], [10, 30], rule) == [0.25, 0.75]
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_buffers_are_merged_with_the_same_weights_and_counters_by_maximum(rule):
-    reducer = buffers_by_trace(None, rule)
-    alphas, sizes = [3.0, 1.0, 2.5], [10, 30, 60]
-    for k, (alpha, size) in enumerate(zip(alphas, sizes, strict=True)):
-        own = {"mean": torch.eye(3)[k], "count": torch.tensor(7 - k)}
-        reducer.add(own, Reply(k, {"fisher": {"trace": torch.tensor(alpha)}}, weight=float(size)))
-    merged = reducer.result()
-    assert merged["mean"].tolist() == pytest.approx(shares(alphas, sizes, rule)) and merged["count"].item() == 7
-    assert not buffers_by_trace(None, rule).result() and not mean_by_trace(None, rule).result()
+def test_buffers_are_merged_with_the_same_weights_as_the_parameters():
+    """A round of two clients, one of which counts nothing: its statistics must not count either."""
 
+    @methods.register("test_first_client_counts")
+    class FirstCounts(methods.get("fedavg")):
+        """Only the cohort's first client counts."""
 
-def test_running_sums_stand_large_traces_and_their_order():
-    for alphas in ([1e30, 3e30, 2e30], [3e30, 1e-3, 1.0], [1000.0, 1001.0, 998.0]):
-        for order in (alphas, alphas[::-1]):
-            for rule in RULES:
-                assert streamed(order, [1, 1, 1], rule).tolist() == pytest.approx(shares(order, [1, 1, 1], rule))
+        def weigh(self, s, replies):
+            return [1.0 if reply.client == s.cohort[0] else 0.0 for reply in replies]
+
+    options = {"model": "cnn8(norm=batch)", "clients": 2, "rounds": 1, "split": "iid", "local_test": "none"}
+    alone = {}
+
+    class Seen(Observer):
+        def trained(self, c, params):
+            alone[int(c.client)] = {name: value.clone() for name, value in c.buffers.items()}
+
+    unskew.run("fedavg", watch=Seen(), **options)
+    for executor in ("serial", "stacked"):
+        result = unskew.run("test_first_client_counts", executor=executor, **options)
+        first = result.rounds[-1]["clients"][0]
+        for name, value in result.server["buffers"].items():
+            if value.is_floating_point():
+                torch.testing.assert_close(value, alone[first][name], rtol=1e-5, atol=1e-6)
+        assert any(not torch.allclose(alone[0][name], alone[1][name]) for name in alone[0] if "mean" in name)
 
 
 # ------------------------------------------------------------------------------- identities, whole runs

@@ -272,6 +272,7 @@ class Losses:
             message={"prototypes": {"means": means, "available": available}},
             constants={"head.vectors": vectors},
             terms=(),
+            maps=(),
             forward=self.forward,
         )
         self.batch = batch_of(self.z, i["y"])
@@ -286,6 +287,7 @@ class Losses:
         hyper, constants = self.file.hyper, self.file.constants
         method = FedBlade(lambda_ld=hyper["lambda_ld"], gamma=hyper["gamma"], tau=hyper["tau"],
                           **constants, **changed)  # fmt: skip
+        self.c.terms = method.loss_terms()
         return method.loss(self.c, self.params, self.batch)
 
     def check(self, value, expected):
@@ -321,6 +323,7 @@ def test_fedblade_losses(name):
     everything = Losses(file, torch.ones(len(file.inputs["prototypes"]), dtype=torch.bool))
     everything.check_block(file.expected)
     bare = FedBlade(decorrelation="none", pa=False, fa=False)
+    everything.c.terms = bare.loss_terms()
     everything.check(bare.loss(everything.c, everything.params, everything.batch), file.expected["sup"])
     for key, flags in file.inputs["available"].items():
         Losses(file, torch.tensor(flags)).check_block(file.expected[key])
@@ -346,7 +349,7 @@ def test_fedblade_prototypes(name):
     replies = [{"sums": own * n.unsqueeze(1), "counts": n} for own, n in zip(local, counts, strict=True)]
     for client, value in enumerate(replies):
         one_by_one.add(value, Reply(client))
-    at_once.add_stack({key: torch.stack([r[key] for r in replies]) for key in replies[0]}, [1.0] * len(replies))
+    at_once.add_stack({key: torch.stack([r[key] for r in replies]) for key in replies[0]}, [Reply(0)] * len(replies))
     known = torch.ones(len(previous), dtype=torch.bool)
     server = {"model": {}, "buffers": {}, "prototypes": {"means": previous, "available": known}}
     for merged in (one_by_one.result(), at_once.result()):

@@ -27,6 +27,7 @@ from unskew.base.settings import LocalSettings
 from unskew.core.jobs import Job
 from unskew.core.method import Method, methods
 from unskew.core.net import Net
+from unskew.core.observer import Observer
 from unskew.methods.fedprox import FedProx
 from unskew.methods.fedsol.method import FedSOL, perturbation
 from unskew.methods.fedsol.strategies import remove_conflict
@@ -50,6 +51,16 @@ class GivenData(FixedData):
             done += len(y)
 
 
+class Before(Observer):
+    """Calls a function with the parameters before each step."""
+
+    def __init__(self, call):
+        self.call = call
+
+    def before_step(self, c, params, batch):
+        self.call(params)
+
+
 def visit(method, file, batches=None):
     """The prepared context of a client that received the file's global model."""
     data = GivenData(batches or file.inputs["batches"], file.inputs["dims"]["c"])
@@ -61,12 +72,12 @@ def check_training(method, file, start, expected):
     """Perturbations before each step, and the model after the last one."""
     c = visit(method, file)
     before = []
-    watched = replace(c, before_step=(lambda params: before.append(tree.copy(params)),))
+    watched = replace(c, observers=(Before(lambda params: before.append(tree.copy(params))),))
     after = method.train(watched, start)
     assert len(before) == len(expected["perturbations"])
     names = method.targets(c)
     for params, batch, wanted in zip(before, c.batches(), expected["perturbations"], strict=True):
-        g_p = tree.select(method.proximal(c, params, batch), names)
+        g_p = tree.select(method.proximal_gradient(c, params, batch), names)
         eps = perturbation(g_p, params, c.received["model"], method.rho, method.scaling, method.threshold)
         assert_tree({n: eps.get(n, torch.zeros_like(v)) for n, v in params.items()}, wanted, file)
         assert set(eps) <= {rename(name) for name in wanted}
@@ -139,7 +150,7 @@ def test_projection(name):
     method = ablation(file, projection=True)
     c = visit(method, file, [file.inputs["batch"]])
     params, batch = to_tree(file.inputs["params_local"]), next(iter(c.batches()))
-    g_p, g_l = method.proximal(c, params, batch), ablation(file, strategy="A0").gradient(c, params, batch)
+    g_p, g_l = method.proximal_gradient(c, params, batch), ablation(file, strategy="A0").gradient(c, params, batch)
     assert_tree(g_p, file.expected["g_prox"], file)
     assert_tree(g_l, file.expected["g_local"], file)
     wanted = torch.tensor(file.expected["dot"], dtype=torch.float64)
@@ -197,7 +208,7 @@ def toy_points(method, file):
     )  # fmt: skip
     c = task.visit(Job("train", 1, 0, {"model": task.initial["model"]}), data)
     seen = []
-    watched = replace(c, before_step=(lambda params: seen.append(params["head.uv"].detach().clone()),))
+    watched = replace(c, observers=(Before(lambda params: seen.append(params["head.uv"].detach().clone())),))
     start = {"head.uv": torch.tensor(file.inputs["start"], dtype=torch.float64)}
     seen.append(method.train(watched, start)["head.uv"])
     return {step: seen[step] for step in hyper["steps"]}

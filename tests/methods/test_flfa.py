@@ -18,12 +18,14 @@ from unskew.base.settings import LocalSettings
 from unskew.core.jobs import Job, Reply
 from unskew.core.method import Method, methods
 from unskew.core.net import Names, Net
+from unskew.core.observer import Observer
 from unskew.core.reducers import concat
 from unskew.core.round_loop import rounds
 from unskew.data.dataset import Samples
 from unskew.executors.stacked.lanes import Lanes
 from unskew.methods.flfa import feedback as fb
 from unskew.methods.flfa.direct import draw_projection
+from unskew.methods.flfa.feedback import Feedback
 from unskew.methods.flfa.method import FLFA
 from unskew.methods.flfa.selection import similarity, skewness
 from unskew.models.base import Model
@@ -109,15 +111,14 @@ class Given:
         return FLFA(select="fixed:" + "+".join(chosen), **options)
 
 
-class Noting:
+class Noting(Observer):
     """Gradients of each step, and the feedback weights that the step after it uses."""
 
     def __init__(self):
         self.grads, self.weights = [], []
 
     def look(self, c):
-        for watch in c.before_step:
-            own = watch.__self__
+        for own in feedbacks(c):
             self.weights.append({layer: own.weight(layer) for layer in own._fixed})
 
     def step(self, c, params, batch, grads):
@@ -125,9 +126,13 @@ class Noting:
         self.look(c)
 
     def trained(self, c, params):
-        for watch in c.before_step:
-            watch(params)
+        for own in feedbacks(c):
+            own.rescale(params)
         self.look(c)
+
+
+def feedbacks(c):
+    return [observer for observer in c.observers if isinstance(observer, Feedback)]
 
 
 @pytest.mark.parametrize("name", golden_names("flfa_mlp*"))
@@ -157,8 +162,8 @@ def pass_of(given, method, received, params, batch):
     server = {**task.method.init(task.server_context(0)), "model": received}
     job = Job("train", 1, 0, task.method.download(task.server_context(1), server, 0))
     c = task.visit(job, task.federation.train(0))
-    for watch in c.before_step:
-        watch(params)
+    for own in feedbacks(c):
+        own.rescale(params)
     (batch,) = c.batches()
     return task.method.gradient(c, params, batch), c
 
@@ -175,7 +180,7 @@ def test_convolutions(name):
         given.all_close(grads, expected.get("grads", expected))
         given.close(double(c.diagnostics.means()["train_loss"]), file.expected["loss"])
         for layer, weight in expected.get("B", {}).items():
-            given.close(c.before_step[0].__self__.weight(given.names[layer]), weight, f"B of {layer}")
+            given.close(feedbacks(c)[0].weight(given.names[layer]), weight, f"B of {layer}")
 
 
 @pytest.mark.parametrize("name", golden_names("flfa_dfa_ablation*"))
@@ -209,7 +214,7 @@ def choosing(order, updates, **options):
     clients = len(updates[0])
     for client in range(clients):
         one_by_one.add({name: each[client] for name, each in values.items()}, Reply(client, weight=client + 1.0))
-    at_once.add_stack({name: torch.stack(list(each)) for name, each in values.items()}, [1.0] * clients)
+    at_once.add_stack({name: torch.stack(list(each)) for name, each in values.items()}, [Reply(0)] * clients)
     for layer, value in one_by_one.result().items():
         torch.testing.assert_close(at_once.result()[layer], value, rtol=0, atol=1e-14)
     server = method.update(s, method.init(s), {"delta": {}, "similarity": one_by_one.result()})
@@ -470,7 +475,7 @@ class TwoPasses(Method):
 
     def gradient(self, c, params, batch):
         first = super().gradient(c, params, batch)
-        watched = c.before_step[0].__self__
+        (watched,) = feedbacks(c)
         before = watched.weight("head")
         second = super().gradient(c, tree.add_scaled(params, {**tree.zeros_like(params), **first}, 0.1), batch)
         assert torch.equal(before, watched.weight("head"))

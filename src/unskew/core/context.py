@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
@@ -15,7 +15,7 @@ from unskew.base import seeds
 from unskew.base.batch import Output
 from unskew.base.settings import LocalSettings
 from unskew.base.tree import Groups, Tree
-from unskew.core.net import Forward, Mode, Names
+from unskew.core.net import Forward, Layer, Mode, Names, Part
 
 if TYPE_CHECKING:
     from unskew.base.batch import Batch
@@ -61,6 +61,12 @@ class Outcome(NamedTuple):
 
     params: Tree
     made: Groups
+
+    @classmethod
+    def of(cls, found: Tree | Outcome, **more: Tree) -> Outcome:
+        """What a slot gave (an inner method's, say), with more groups."""
+        params, made = found if isinstance(found, Outcome) else (found, {})
+        return cls(params, {**made, **more})
 
 
 class Diagnostics:
@@ -269,6 +275,23 @@ class ClientContext(Context):
     def with_forward(self, forward: Forward) -> ClientContext:
         """The same visit with another forward pass (a wrapper's way to change how gradients travel)."""
         return replace(self, forward=forward)
+
+    def with_buffers(self, buffers: Tree) -> ClientContext:
+        """The same visit with BatchNorm statistics of another model, which passes in mode `train` update in a copy."""
+        own, plain = self.steps.copy(buffers), self.forward
+
+        def forward(
+            params: Tree,
+            x: Tensor,
+            mode: Mode = "train",
+            buffers: Tree | None = None,
+            layers: Mapping[str, Layer] | None = None,
+            part: Part = "whole",
+            maps: tuple[str, ...] = (),
+        ) -> Output:
+            return plain(params, x, mode, own if buffers is None else buffers, layers, part, maps)
+
+        return replace(self, buffers=own, forward=forward)
 
 
 @dataclass(frozen=True)

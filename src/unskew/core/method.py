@@ -120,7 +120,7 @@ class Method(Component):
 
     def loss(self, c: ClientContext, params: Tree, batch: Batch) -> Tensor:
         """The local loss of one batch: the criterion and the visit's terms. The one place where it is composed."""
-        out = c.forward(params, batch.x, maps=c.maps)
+        out = c.forward(params, batch.x, maps=c.maps) if c.maps else c.forward(params, batch.x)
         value = self.criterion(c, out, batch)
         for term in c.terms:
             value = value + term(c, params, batch, out)
