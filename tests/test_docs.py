@@ -1,13 +1,16 @@
 """The documentation keeps up with the code: pages, options, links, and the run file with every key."""
 
 import dataclasses
+import inspect
 import re
 from pathlib import Path
 
 import pytest
 
 from unskew.base.registry import default_of, options
-from unskew.core.method import methods
+from unskew.core.method import Method, methods
+from unskew.core.slots import DECLARATIONS, NAMES, SLOTS
+from unskew.core.wrapper import Wrapper
 from unskew.runs.config import SECTIONS, Run, from_table, tomllib
 
 ROOT = Path(__file__).parents[1]
@@ -63,3 +66,20 @@ def stale(text, key, section):
     lines = re.search(rf"^\[{key}\](.*?)(?=^\[|^```)", text, re.M | re.S)[1].splitlines()
     shown = {line.split(" ")[0]: tomllib.loads(line) for line in lines if "=" in line and "default" not in line}
     return [name for name, row in shown.items() if row[name] != default_of(section, name)]
+
+
+def test_contributing_lists_every_slot_and_declaration():
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    rows = [f"| `{slot.call}` | {slot.where} | {slot.returns} | {slot.default} |" for slot in SLOTS]
+    assert "| slot | where | returns | default |\n|---|---|---|---|\n" + "\n".join(rows) + "\n" in text
+    assert all(f"| `{name}` |" in text for name in DECLARATIONS)
+
+
+def test_every_slot_is_in_the_list_and_every_wrapper_forwards_it():
+    helpers = {"shared", "receive", "loss_terms", "used_terms"}
+    public = {name for name, value in vars(Method).items() if callable(value) and not name.startswith("_")}
+    assert public - helpers == set(NAMES)
+    for slot in SLOTS:
+        inside, outside = (list(inspect.signature(vars(kind)[slot.name]).parameters)[1:] for kind in (Method, Wrapper))
+        assert f"{slot.name}({', '.join(inside)})" == slot.call and outside == ["args"]
+    assert set(DECLARATIONS) <= set(vars(Wrapper))

@@ -276,7 +276,7 @@ def test_buffers_are_merged_with_the_same_weights_as_the_parameters():
         def weigh(self, s, replies):
             return [1.0 if reply.client == s.cohort[0] else 0.0 for reply in replies]
 
-    options = {"model": "cnn8(norm=batch)", "clients": 2, "rounds": 1, "split": "iid", "local_test": "none"}
+    options = {"model": "cnn8(norm=batch)", "clients": 2, "rounds": 1, "split": "iid", "memory_format": "contiguous"}
     alone = {}
 
     class Seen(Observer):

@@ -206,7 +206,7 @@ def choosing(order, updates, **options):
     names = tuple(f"{layer}.weight" for layer in order)
     s = SimpleNamespace(
         names=Names(params=names, norm=frozenset(), batchnorm=frozenset(), buffers=(), layers=tuple(order)),
-        trainable=names, record={}, initial={"model": {}, "buffers": {}},
+        trainable=names, record={}, initial={"model": {name: torch.zeros(1) for name in names}, "buffers": {}},
     )  # fmt: skip
     method = FLFA(**options)
     values = dict(zip(names, updates, strict=True))

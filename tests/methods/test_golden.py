@@ -65,7 +65,7 @@ def test_fedprox_local(name, tmp_path):
 def test_prox_term_away_from_the_received_model(name):
     file = golden(name)
     task = golden_task(FedAvg(), file, [data(file, "batches")], [[0]])
-    c = task.client_context(Job("train", 1, 0, {"model": task.initial["model"]}), task.federation.train(0))
+    c = task.visit(Job("train", 1, 0, {"model": task.initial["model"]}), task.federation.train(0))
     value = Prox(mu=file.hyper["mu"])(c, to_tree(file.inputs["params_other"]), None, None)
     expected = torch.tensor(file.expected["prox_term_at_other"], dtype=torch.float64)
     torch.testing.assert_close(value, expected, rtol=file.rtol, atol=file.atol)

@@ -70,7 +70,7 @@ class CompiledLanes(Lanes):
             list_batched(c),
             bool(c.observers),
         )
-        pending = iter(batches)
+        pending = self._hold_clients(batches)
         velocity: Tree | None = None
         current = {name: value.detach() for name, value in params.items()}
         while block := self._pull(pending):
