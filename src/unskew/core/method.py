@@ -106,7 +106,7 @@ class Method(Component):
         """The context that all later slots of the visit see; `c.with_made(...)` adds what is made once per visit."""
         return c
 
-    def start(self, c: ClientContext) -> Tree:
+    def start(self, c: ClientContext) -> Tree | Outcome:
         """The parameters to train from: the received ones together with the client's own."""
         return c.received["model"]
 

@@ -36,7 +36,7 @@ SLOTS = (
     Slot("survey(c)", "client", "statistics before training", "nothing"),
     Slot("digest(s, server, surveyed)", "server", "its state after the survey", "unchanged"),
     Slot("brief(s, server, client)", "server", "what is sent after the survey, too", "nothing"),
-    Slot("start(c)", "client", "parameters to train from",
+    Slot("start(c)", "client", "parameters to train from, or an `Outcome`",
          "`c.received`: the received ones together with the client's own"),
     Slot("train(c, params)", "client", "trained parameters, or an `Outcome`", "SGD over the visit's batches"),
     Slot("gradient(c, params, batch)", "client", "direction of a step (tree)", "gradient of `loss` plus `correction`"),

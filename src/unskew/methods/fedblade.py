@@ -27,7 +27,7 @@ from torch import Tensor
 
 from unskew.base.registry import param
 from unskew.base.tree import Groups, Tree
-from unskew.core.context import ClientContext, ServerContext
+from unskew.core.context import ClientContext, Outcome, ServerContext
 from unskew.core.method import methods
 from unskew.core.reducers import Reducers, total
 from unskew.core.term import Term
@@ -127,7 +127,7 @@ class FedBlade(FedETF):
         message = super().download(s, server, client)
         return {**message, "prototypes": server["prototypes"]} if self.aligns else message
 
-    def start(self, c: ClientContext) -> Tree:
+    def start(self, c: ClientContext) -> Tree | Outcome:
         """The received model; notes the bytes of its own prototypes without the empty rows that its reply has."""
         if self.aligns:
             size = c.message["prototypes"]["means"].shape[1]

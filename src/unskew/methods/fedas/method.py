@@ -81,19 +81,18 @@ class FedAS(FedPer):
         source="official code",
     )
 
-    def start(self, c: ClientContext) -> Tree:
-        """The received body, aligned (eq. 3-4), with the client's own part."""
-        params = super().start(c)
-        if not self.align or self.align_mode == "parallel":
+    def start(self, c: ClientContext) -> Tree | Outcome:
+        """The received body, aligned (eq. 3-4), with the client's own part; in parallel mode targets for training."""
+        params = c.received["model"]
+        if not self.align:
             return params
+        known = self._with_targets(c)
+        if self.align_mode == "parallel":
+            return Outcome(params, known.made)
         settings = {"lr": self.align_lr, "batch": self.align_batch, "epochs": self.align_epochs}
-        aside = self._with_targets(c).aside(**settings, steps=None, momentum=0.0, weight_decay=0.0)
+        aside = known.aside(**settings, steps=None, momentum=0.0, weight_decay=0.0)
         names = self._aligned_names(c.trainable, c.message["model"])
         return align_body(aside, params, Align(loss=self.align_loss), names)
-
-    def train(self, c: ClientContext, params: Tree) -> Tree | Outcome:
-        """Local training; in parallel mode with the targets at hand."""
-        return super().train(self._with_targets(c) if self.own_terms() else c, params)
 
     def own_terms(self) -> tuple[Term, ...]:
         """In parallel mode the alignment, with weight 1."""

@@ -1,0 +1,66 @@
+"""Wrappers around methods, with measures on, with and without a quantised wire: right on every executor, or refused."""
+
+import pytest
+
+from awkward import DATA, config, play
+from support import STACKED_TOLERANCE, gap, initial_model
+from unskew.base import tree
+from unskew.base.errors import InputError
+from unskew.runs import engine
+
+INSIDE = {
+    "fedavg": "fedavg", "fedprox": "fedprox(mu=0.1)", "scaffold": "scaffold",
+    "feddecorr": "feddecorr(var_eps=0.01)", "fedetf": "fedetf", "fedblade": "fedblade(var_eps=0.01)",
+    "fedper": "fedper", "fedas": "fedas", "fedaf": "fedaf(steps=2, server_epochs=1, ipc=1)",
+}  # fmt: skip
+AROUND = {
+    "flfa": "flfa({}, select=lowest)", "fedsol": "fedsol({})", "finetuned": "finetuned({})",
+    "flfa fedsol": "flfa(fedsol({}), select=lowest)", "fedsol flfa": "fedsol(flfa({}, select=lowest))",
+    "finetuned flfa": "finetuned(flfa({}, select=lowest))",
+}  # fmt: skip
+REFUSED = {
+    ("flfa", "fedaf"): "needs a method whose clients train the model",
+    ("fedsol", "fedaf"): "has its own training",
+    ("flfa fedsol", "fedaf"): "has its own training",
+    ("fedsol flfa", "fedaf"): "needs a method whose clients train the model",
+    ("finetuned flfa", "fedaf"): "needs a method whose clients train the model",
+}
+MEASURES = "drift,divergence,similarity,fisher,local_accuracy,orthogonality"
+WIRES = {"plain": "", "quantised": "quantise(bits=8)"}
+
+
+@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize("inside", INSIDE)
+@pytest.mark.parametrize("around", AROUND)
+def test_a_composition_is_right_or_refused(around, inside, wire, caplog):
+    spec = AROUND[around].format(INSIDE[inside])
+    options = {"measure": MEASURES, **({"wire": WIRES[wire]} if WIRES[wire] else {})}
+    why = REFUSED.get((around, inside))
+    if why or (inside == "fedaf" and wire == "quantised"):
+        with pytest.raises(InputError, match=why or "quantise") as error:
+            engine.run(config(spec, **options), dataset=DATA)
+        assert "\n" not in str(error.value)
+        return
+    serial = play(spec, **options, execution={"memory_format": "contiguous"})
+    assert tree.all_finite(serial.server) and not serial.summary["diverged"]
+    if inside == "fedaf":
+        return
+    stacked = play(spec, **options, execution={"executor": "stacked", "chunk": 3})
+    assert "one by one" not in caplog.text
+    # a rounding that falls to the other side is a whole level of the code: a 127th of a tensor's largest entry
+    tolerance = STACKED_TOLERANCE if wire == "plain" else 0.02
+    assert gap(stacked, serial, initial_model(serial.run, DATA)) < tolerance
+    figures, reference = stacked.rounds[1]["measures"], serial.rounds[1]["measures"]
+    assert figures["drift"] == pytest.approx(reference["drift"], rel=0.02)
+    assert {"fisher_trace", "local_accuracy", "orthogonality", "similarity_mean"} <= reference.keys()
+
+
+@pytest.mark.parametrize("inside", ["fedavg", "scaffold", "fedblade", "fedas"])
+def test_measures_and_choices_see_decoded_replies(inside):
+    spec = AROUND["flfa"].format(INSIDE[inside])
+    plain, quantised = (play(spec, measure=MEASURES, **options) for options in ({}, {"wire": "quantise(bits=8)"}))
+    for name in ("drift", "divergence", "similarity_mean"):
+        assert quantised.rounds[1]["measures"][name] == pytest.approx(plain.rounds[1]["measures"][name], rel=0.05)
+    mine, theirs = (result.rounds[1]["method"] for result in (quantised, plain))
+    assert mine["similarity"] == pytest.approx(theirs["similarity"], abs=0.03)
+    assert quantised.rounds[1]["bytes_up"] < 0.5 * plain.rounds[1]["bytes_up"]
