@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
+import torch
 from torch import Tensor
 
 from unskew.base import tree
 from unskew.base.tree import Groups
+
+if TYPE_CHECKING:
+    from unskew.core.context import ClientContext
 
 Kind = Literal["train", "survey", "test", "validate", "personal"]
 """`train`: local training; `survey`: statistics before it; `test`: the global model on a part of the test set;
@@ -54,6 +59,13 @@ class Stack:
         """One client's groups."""
         return {group: {name: parts[place] for name, parts in own.items()} for group, own in self._parts.items()}
 
+    def decode(self, wire: Wire) -> tuple[Stack, list[bool]]:
+        """The stack as the server reads it, and for each client whether its part is finite."""
+        groups: Groups = torch.func.vmap(wire.decode)(self.groups)
+        finite = tree.find_finite(groups, len(self.weights))
+        sound = all(finite) and all(0 <= weight < math.inf for weight in self.weights)
+        return Stack(groups, self.weights, sound), finite
+
 
 @dataclass(frozen=True)
 class Reply:
@@ -75,6 +87,26 @@ class Reply:
     """Where its groups are, if they are still together with others'."""
     place: int = 0
     """Which of the stack's clients it is."""
+
+
+WIRE = "wire/"
+"""Names of groups that begin so are what the wire keeps at a client, beside the method's own state."""
+
+
+class Wire(Protocol):
+    """How replies to training travel: encoded at the client, decoded before anything at the server reads them."""
+
+    def encode(self, c: ClientContext, groups: Groups, state: Groups) -> tuple[Groups, Groups]:
+        """What is sent, and what the client keeps of it (names begin with `WIRE`); `state`: kept last time."""
+
+    def decode(self, groups: Groups) -> Groups:
+        """What the server reads."""
+
+
+def split_memory(state: Groups) -> tuple[Groups, Groups]:
+    """The method's part of a client's state, and the wire's."""
+    own = {name: kept for name, kept in state.items() if not name.startswith(WIRE)}
+    return own, {name: kept for name, kept in state.items() if name.startswith(WIRE)}
 
 
 class Executor(Protocol):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
 
@@ -26,11 +26,17 @@ class Reducer(Protocol):
 
 
 Reducers = Mapping[str, Any]
-"""Name of the merged value → reducer of the group of that name, or (group, reducer) to read another group."""
+"""Name of the merged value → reducer of the group of that name, or (group, reducer) to read another group.
+
+A reducer whose class says `averages = True` gives a mean of the clients' tensors: wire processors (clip, quantise …)
+may touch the group that it reads. They never touch sums, counts, joined data or BatchNorm's statistics.
+"""
 
 
 class mean:
     """The weighted mean over the clients that sent the name."""
+
+    averages: ClassVar[bool] = True
 
     def __init__(self, s: ServerContext) -> None:
         self._sum: Tree = {}
@@ -77,6 +83,8 @@ class mean:
 class total:
     """The plain sum, each client counting once."""
 
+    averages: ClassVar[bool] = False
+
     def __init__(self, s: ServerContext) -> None:
         self._sum: Tree = {}
 
@@ -99,6 +107,8 @@ class total:
 class mean_over_all_clients(total):
     """The sum over the round's clients divided by the number of all clients: absent ones count as zero."""
 
+    averages: ClassVar[bool] = True
+
     def __init__(self, s: ServerContext) -> None:
         super().__init__(s)
         self._clients = s.num_clients
@@ -110,6 +120,8 @@ class mean_over_all_clients(total):
 
 class buffers(mean):
     """BatchNorm's statistics: floating ones by weighted mean, counters, which have no mean, by maximum."""
+
+    averages: ClassVar[bool] = False
 
     def __init__(self, s: ServerContext) -> None:
         super().__init__(s)
@@ -137,6 +149,8 @@ class buffers(mean):
 class concat:
     """Tensors of all clients joined along the first dimension: condensed data, replies of different size."""
 
+    averages: ClassVar[bool] = False
+
     def __init__(self, s: ServerContext) -> None:
         self._parts: dict[str, list[torch.Tensor]] = {}
 
@@ -152,6 +166,8 @@ class concat:
 
 class per_client:
     """Every client's tree and weight, kept apart: for methods that compare or combine clients one by one."""
+
+    averages: ClassVar[bool] = False
 
     def __init__(self, s: ServerContext) -> None:
         self._replies: dict[int, tuple[Tree, float]] = {}

@@ -12,7 +12,7 @@ from unskew.base import seeds, tree
 from unskew.base.errors import InputError
 from unskew.base.tree import Groups
 from unskew.core.context import ServerContext
-from unskew.core.jobs import Executor, Job, Kind, Reply, StateStore
+from unskew.core.jobs import Executor, Job, Kind, Reply, Stack, StateStore
 from unskew.core.reducers import Reducer, Reducers, buffers
 from unskew.core.task import Task
 
@@ -86,6 +86,8 @@ class _Exchange:
         self.watched: dict[str, Reducer] = {}
         self._read: set[str] = set()
         """The groups that the method's reducers read."""
+        self._decoded: tuple[Stack, Stack, list[bool]] | None = None
+        """The newest stack as it was sent and as it reads, and who sent finite numbers."""
 
     def seed_layers_for(self, slot: str, client: int = -1) -> ServerContext:
         """The server's context, after seeding what layers draw from in this slot."""
@@ -165,6 +167,8 @@ class _Exchange:
         unread = sent.keys() - self._read
         if unread:
             raise InputError(f"{self.task.method.name} sends {sorted(unread)} but has no reducer for it; add one")
+        if kind == "train":
+            reply = self._decode(reply)
         finite = tree.all_finite(reply.groups) if reply.finite is None else reply.finite
         if not (finite and math.isfinite(reply.weight) and reply.weight >= 0):
             self.excluded.append(reply.client)
@@ -180,6 +184,18 @@ class _Exchange:
             self.used.append(reply.client)
             self.store.put(reply.client, reply.state, self.s.round)
             self.rows.append(self._row(reply, used=True))
+
+    def _decode(self, reply: Reply) -> Reply:
+        """The reply as everything at the server reads it; a stack is decoded once for all its clients."""
+        wire = self.task.wire
+        if wire is None:
+            return reply
+        if reply.stack is None:
+            return replace(reply, groups=wire.decode(reply.groups), finite=None)
+        if self._decoded is None or self._decoded[0] is not reply.stack:
+            self._decoded = reply.stack, *reply.stack.decode(wire)
+        _, stack, finite = self._decoded
+        return replace(reply, stack=stack, finite=finite[reply.place])
 
     def _merge_stack(self, reply: Reply, accumulators: list[tuple[str, Reducer]]) -> bool:
         """Whether the reply's whole stack is merged in one go, with its first reply."""

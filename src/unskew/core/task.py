@@ -15,7 +15,7 @@ from unskew.base.tree import Groups
 from unskew.core import local_loop, visit
 from unskew.core.context import BufferPolicy, ClientContext, Observer, ServerContext, Steps
 from unskew.core.device import Device
-from unskew.core.jobs import Job, Reply
+from unskew.core.jobs import Job, Reply, Wire
 from unskew.core.method import Method
 from unskew.core.net import Net
 from unskew.core.profile import Profile
@@ -45,6 +45,8 @@ class Task:
     device: Device = field(default_factory=Device)
     profile: Profile | None = None
     observers: tuple[Observer, ...] = ()
+    wire: Wire | None = None
+    """What happens to replies between client and server; None: nothing."""
 
     @property
     def num_clients(self) -> int:

@@ -6,6 +6,7 @@
     upload     the reply to the server
     keep       what the client remembers
     weight     how much the client counts in means
+    (wire)     the reply is encoded
 
 After `prepare`, a survey calls `survey` alone, and a client's test `personalise` and `predict`.
 """
@@ -25,7 +26,7 @@ from unskew.base import seeds
 from unskew.base.batch import Output, cross_entropy
 from unskew.base.tree import Groups, Tree
 from unskew.core.context import ClientContext, ServerContext, Steps
-from unskew.core.jobs import Job, Reply
+from unskew.core.jobs import Job, Reply, Wire, split_memory
 from unskew.core.net import Forward, Layer, Mode, Net, Part
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def work(task: Task, job: Job) -> Reply:
         own = federation.train(job.client)
         data = federation.local_test(job.client) if job.kind == "personal" else own
         c = open_visit(task, job, own)
-    done = perform(task.method, job, c, data, task.eval_batch)
+    done = perform(task.method, job, c, data, task.eval_batch, task.wire)
     return Reply(
         client=job.client,
         groups=device.to_cpu(done.groups),
@@ -86,6 +87,8 @@ def open_visit(
     `more` of its fields fit to that.
     """
     method = task.method
+    if task.wire is not None:  # what the wire keeps is none of the method's state
+        job = replace(job, state=split_memory(job.state)[0])
     c = client_context(task, job, data, steps, kind, **more)
     if not c.state and (first := method.init_client(c)):
         c = replace(c, state=first)
@@ -93,10 +96,13 @@ def open_visit(
     return method.prepare(replace(c, received=received))
 
 
-def perform(method: Method, job: Job, c: ClientContext, data: LocalData, eval_batch: int) -> Work:
+def perform(
+    method: Method, job: Job, c: ClientContext, data: LocalData, eval_batch: int, wire: Wire | None = None
+) -> Work:
     """The work of a prepared visit; the same slots in the same order for one client and for many at once."""
     if job.kind == "train":
-        return run_client(method, c)
+        done = run_client(method, c)
+        return done if wire is None else encode(wire, job, c, done)
     if job.kind == "survey":
         return Work(method.survey(c), {})
     params = method.personalise(c) if job.kind == "personal" else job.message["model"]
@@ -110,6 +116,12 @@ def run_client(method: Method, c: ClientContext) -> Work:
         for observer in c.observers:
             observer.trained(c, params)
     return Work(groups=method.upload(c, params), state=method.keep(c, params), weight=method.weight(c, params))
+
+
+def encode(wire: Wire, job: Job, c: ClientContext, done: Work) -> Work:
+    """The work with its reply as it travels, and what the wire keeps beside the method's state."""
+    sent, kept = wire.encode(c, done.groups, split_memory(job.state)[1])
+    return done._replace(groups=sent, state={**done.state, **kept})
 
 
 def score(method: Method, c: ClientContext, params: Tree, data: LocalData, batch: int) -> Tree:

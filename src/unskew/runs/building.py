@@ -25,6 +25,7 @@ from unskew.executors.serial import Serial
 from unskew.executors.stacked.executor import Stacked
 from unskew.models.base import Model
 from unskew.runs.config import Run
+from unskew.wire.chain import build_chain
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,7 @@ def make_task(config: Run, data: Dataset, partition: Partition) -> Task:
         straggler_online=config.straggler_online,
         eval_batch=evaluation.batch,
         device=device,
+        wire=build_chain(config.wire, method),
     )
     for measure in config.measure:
         measure.check(task)

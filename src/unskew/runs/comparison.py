@@ -17,6 +17,7 @@ from unskew.data.sources import load
 from unskew.runs import building, engine
 from unskew.runs.config import Run
 from unskew.runs.folder import Row, RunFolder
+from unskew.wire.chain import build_chain
 
 log = logging.getLogger(__name__)
 Metric = Literal["last", "last_k", "last_10_percent", "best_on_validation", "best_on_test"]
@@ -55,6 +56,8 @@ def compare(
         raise InputError(f"'{twice}' is named twice in the comparison; give each method once, with different options")
     loaded = dataset if dataset is not None else load(base.data, data_dir)
     # every cell is checked before the first is run
+    for method in methods:
+        build_chain(base.wire, method)
     wanted = [construct(Run, {**vars(base), "method": method, "seed": seed}) for seed in seeds for method in methods]
     runs = [run.resolve(building.prepare_data(run, dataset=loaded)) for run in wanted]
     cells: list[CellResult] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 
@@ -67,6 +67,8 @@ class mean_by_trace(_ByTrace):
     unknown), plain, and by trace. The last one is held relative to the largest trace so far (to the first one for
     `minmax`, which then takes the smallest away), so that it neither overflows nor cancels.
     """
+
+    averages: ClassVar[bool] = True
 
     def __init__(self, s: ServerContext | None, rule: Rule = "proportional", eq8_literal: bool = False) -> None:
         super().__init__(s, rule)
