@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from unskew.models.base import Architecture, Model
     from unskew.models.user_module import split_head
     from unskew.runs.api import compare, resume, run
+    from unskew.wire.base import Processor
 
 __version__ = "0.1.0"
 
@@ -43,6 +44,7 @@ _PLACES = {
     "InputError": "base.errors", "ClientError": "base.errors",
     # extending
     "Method": "core.method", "Wrapper": "core.wrapper", "Term": "core.term", "Measure": "measures.base",
+    "Processor": "wire.base",
     "Source": "data.sources.base", "About": "data.sources.base", "Split": "data.partition.splits",
     "Architecture": "models.base", "param": "base.registry",
     "ClientContext": "core.context", "ServerContext": "core.context",
@@ -54,9 +56,9 @@ _MODULES = {"registries": "registries", "tree": "base.tree", "seeds": "base.seed
 
 __all__ = [
     "About", "Architecture", "Batch", "ClientContext", "ClientError", "Dataset", "Groups", "InputError", "Measure",
-    "Method", "Model", "Observer", "Outcome", "Output", "Samples", "ServerContext", "Source", "Split", "Term", "Tree",
-    "Wrapper", "__version__", "compare", "cross_entropy", "load", "param", "progress", "reducers", "registries",
-    "resume", "run", "seeds", "sgd", "split_head", "tree",
+    "Method", "Model", "Observer", "Outcome", "Output", "Processor", "Samples", "ServerContext", "Source", "Split",
+    "Term", "Tree", "Wrapper", "__version__", "compare", "cross_entropy", "load", "param", "progress", "reducers",
+    "registries", "resume", "run", "seeds", "sgd", "split_head", "tree",
 ]  # fmt: skip
 
 

@@ -8,5 +8,7 @@ from unskew.data.sources.base import sources
 from unskew.data.transforms import transforms
 from unskew.measures.base import measures
 from unskew.models.base import architectures
+from unskew.wire.base import processors
 
-__all__ = ["architectures", "divisions", "measures", "methods", "sources", "splits", "terms", "transforms"]
+__all__ = ["architectures", "divisions", "measures", "methods", "processors", "sources", "splits", "terms",
+           "transforms"]  # fmt: skip

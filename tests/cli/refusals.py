@@ -51,6 +51,23 @@ REFUSED = {
     "batch 0": ("run --batch 0", "local.batch (--batch): input should be greater than or equal to 1, got 0"),
     "dropout 1": ("run --dropout 1", "run.dropout (--dropout): input should be less than 1"),
     "validation 1": ("run --validation 1", "evaluation.validation (--validation)"),
+    "unknown processor": ("run --wire quantize", "unknown wire processor 'quantize'; did you mean quantise"),
+    "bits out of bounds": (
+        "run --wire 'quantise(bits=1)'",
+        "quantise.bits: input should be greater than or equal to 2",
+    ),
+    "wire is a number": ("run --set wire=3", "wire (--wire): expected names such as"),
+    "wire of a group not sent": (
+        "run --wire 'clip(groups=[control])'",
+        "clip names group 'control', but fedavg sends delta, buffers; name some of delta",
+    ),
+    "wire of a group not averaged": (
+        "run --wire 'topk(groups=[buffers])'",
+        "topk names group 'buffers', which fedavg's server does not average; name some of delta",
+    ),
+    "wire with nothing to touch": ("run --method fedaf --wire quantise", "none of it averaged; leave quantise out"),
+    "wire after its last": ("run --wire quantise,clip", "clip follows quantise on delta, and nothing may follow it"),
+    "compare with nothing to touch": ("compare --methods fedavg,fedaf --wire clip --out c", "leave clip out"),
     "unknown flag": ("run --nosuch 3", "No such option: --nosuch"),
     "unknown command": ("nosuch", "No such command 'nosuch'"),
     "emoji in a name": ("run --data npz:my:dog:is.npz", "error: the file 'my:dog:is.npz' does not exist"),
@@ -182,6 +199,7 @@ REFUSED = {
     "unknown metric": ("compare --methods fedavg --metric nosuch", "'nosuch' is not one of 'last'"),
     "unknown format": ("compare --methods fedavg --format nosuch", "'nosuch' is not one of 'md'"),
     "methods nosuch": ("methods fedavgg", "unknown method 'fedavgg'; did you mean fedavg"),
+    "wire nosuch": ("wire tpok", "unknown wire processor 'tpok'; did you mean topk"),
     "data nosuch": ("data cifar", "unknown data set 'cifar'; did you mean cifar10"),
     "models nosuch": ("models nosuch", "unknown model 'nosuch'; known: cnn8"),
     "models --shape in words": (

@@ -290,7 +290,12 @@ def test_compare_draws_computed_clients(call: Call, tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("command", "name", "word"),
-    [("methods", "fedprox", "mu"), ("data", "digits", "scikit-learn"), ("models", "mlp", "hidden")],
+    [
+        ("methods", "fedprox", "mu"),
+        ("data", "digits", "scikit-learn"),
+        ("models", "mlp", "hidden"),
+        ("wire", "quantise", "bits"),
+    ],
 )
 def test_lists_and_details(call: Call, command: str, name: str, word: str):
     listed = call(command)
@@ -315,7 +320,7 @@ def test_data_says_where_it_looked(call: Call, tmp_path: Path):
 
 def test_version_help_and_nothing(call: Call):
     assert call("--version").out.startswith("unskew ")
-    for command in ("", "run", "compare", "split", "resume", "methods", "data", "models"):
+    for command in ("", "run", "compare", "split", "resume", "methods", "data", "models", "wire"):
         said = call(f"{command} --help")
         assert said.code == 0 and "Usage" in said.out
     nothing = call("")

@@ -35,7 +35,7 @@ def test_answer_without_torch(line: str, expected: int):
     assert exit_code == expected and "torch" not in modules
 
 
-@pytest.mark.parametrize("command", ["methods", "data", "models", "measures"])
+@pytest.mark.parametrize("command", ["methods", "data", "models", "measures", "wire"])
 def test_listing_imports_no_more_than_it_lists(command: str):
     modules, exit_code = imports_of(CALL, command)
     assert exit_code == 0 and "torch" in modules

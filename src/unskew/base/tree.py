@@ -118,6 +118,18 @@ def all_finite(groups: Groups) -> bool:
     return all(map(math.isfinite, sums)) or all(bool(torch.isfinite(value).all()) for value in floats)
 
 
+def find_finite(groups: Groups, count: int) -> list[bool]:
+    """For each of `count` clients whose tensors are stacked, [K, ...], whether its part holds no NaN or infinity."""
+    floats = [value for tree in groups.values() for value in tree.values() if value.is_floating_point()]
+    if not floats:
+        return [True] * count
+    sums = torch.stack([value.reshape(count, -1).sum(1).double() for value in floats]).isfinite().all(0).tolist()
+    if not all(sums):  # a sum may overflow although no entry does
+        each = torch.stack([value.reshape(count, -1).isfinite().all(1) for value in floats])
+        return each.all(0).tolist()
+    return sums
+
+
 def nbytes(groups: Groups) -> int:
     """How many bytes the tensors of these groups take on the wire."""
     return sum(value.nbytes for tree in groups.values() for value in tree.values())

@@ -38,6 +38,10 @@ COMMANDS = {
         "listing.list_measures",
         "Lists what a run can also record (--measure), or explains one of them.",
     ),
+    "wire": (
+        "listing.list_processors",
+        "Lists what can happen to replies on their way to the server (--wire), or explains one of them.",
+    ),
 }
 """The commands: the module and function in unskew.cli, and the line in the help, which needs no import."""
 

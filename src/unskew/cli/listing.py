@@ -1,4 +1,4 @@
-"""`unskew methods`, `data`, `models`, `measures`: what there is; each imports only what it lists."""
+"""`unskew methods`, `data`, `models`, `measures`, `wire`: what there is; each imports only what it lists."""
 
 from __future__ import annotations
 
@@ -113,6 +113,18 @@ def list_measures(name: Name = None, plugin: Plugins = None, as_json: Json = Fal
         return
     rows = [{"name": key, "summary": measures.get(key).summary} for key in measures]
     _show_rows(rows, as_json, 'explain one: unskew measures NAME; record some: unskew run --measure "drift,rank"')
+
+
+def list_processors(name: Name = None, plugin: Plugins = None, as_json: Json = False) -> None:
+    """Lists what can happen to replies on their way to the server (--wire), or explains one of them."""
+    from unskew.wire import processors
+
+    _load_plugins(plugin)
+    if name is not None:
+        _show_component(processors, name, as_json)
+        return
+    rows = [{"name": key, "summary": processors.get(key).summary} for key in processors]
+    _show_rows(rows, as_json, 'explain one: unskew wire NAME; use some: unskew run --wire "clip(norm=1.0),quantise"')
 
 
 def _load_plugins(paths: list[str] | None) -> None:

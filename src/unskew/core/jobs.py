@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
+import torch
 from torch import Tensor
 
 from unskew.base import tree
 from unskew.base.tree import Groups
+
+if TYPE_CHECKING:
+    from unskew.core.context import ClientContext
 
 Kind = Literal["train", "survey", "test", "validate", "personal"]
 """`train`: local training; `survey`: statistics before it; `test`: the global model on a part of the test set;
@@ -55,6 +59,12 @@ class Stack:
         """One client's groups."""
         return {group: {name: parts[place] for name, parts in own.items()} for group, own in self._parts.items()}
 
+    def decode(self, wire: Wire) -> tuple[Stack, list[bool]]:
+        """The stack as the server reads it, and for each client whether its part is finite."""
+        groups: Groups = torch.func.vmap(wire.decode)(self.groups)
+        finite = tree.find_finite(groups, self.count)
+        return Stack(groups, self.count, all(finite)), finite
+
 
 @dataclass(frozen=True)
 class Reply:
@@ -76,6 +86,26 @@ class Reply:
     """Where its groups are, if they are still together with others'."""
     place: int = 0
     """Which of the stack's clients it is."""
+
+
+WIRE = "wire/"
+"""Names of groups that begin so are what the wire keeps at a client, beside the method's own state."""
+
+
+class Wire(Protocol):
+    """How replies to training travel: encoded at the client, decoded before anything at the server reads them."""
+
+    def encode(self, c: ClientContext, groups: Groups, state: Groups) -> tuple[Groups, Groups]:
+        """What is sent, and what the client keeps of it (names begin with `WIRE`); `state`: kept last time."""
+
+    def decode(self, groups: Groups) -> Groups:
+        """What the server reads."""
+
+
+def split_state(state: Groups, *prefixes: str) -> tuple[Groups, Groups]:
+    """A client's state without the groups whose names begin so, and these groups."""
+    kept = {name: group for name, group in state.items() if name.startswith(prefixes)}
+    return {name: group for name, group in state.items() if name not in kept} if kept else state, kept
 
 
 class Executor(Protocol):

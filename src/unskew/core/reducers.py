@@ -40,7 +40,11 @@ class Reducer:
 
 
 Reducers = Mapping[str, Any]
-"""Name of the merged value → reducer of the group of that name, or (group, reducer) to read another group."""
+"""Name of the merged value → reducer of the group of that name, or (group, reducer) to read another group.
+
+A reducer whose class says `averages = True` gives a mean of the clients' tensors: wire processors (clip, quantise …)
+may touch the group that it reads. They never touch sums, counts, joined data or BatchNorm's statistics.
+"""
 
 
 class mean(Reducer):

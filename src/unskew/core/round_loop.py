@@ -13,7 +13,7 @@ from unskew.base import seeds, tree
 from unskew.base.errors import InputError
 from unskew.base.tree import Groups
 from unskew.core.context import ServerContext
-from unskew.core.jobs import Executor, Job, Kind, Reply, StateStore
+from unskew.core.jobs import Executor, Job, Kind, Reply, Stack, StateStore
 from unskew.core.reducers import Reducer, Reducers, buffers
 from unskew.core.slots import overrides
 from unskew.core.task import Task
@@ -86,6 +86,8 @@ class _Exchange:
         """What that rule gave."""
         self._read: set[str] = set()
         """The groups that the method's reducers read."""
+        self._decoded: tuple[Stack, Stack, list[bool]] | None = None
+        """The newest stack as it was sent and as it reads, and who sent finite numbers."""
 
     def seed_layers_for(self, slot: str, client: int = -1) -> ServerContext:
         """The server's context, after seeding what layers draw from in this slot."""
@@ -140,8 +142,8 @@ class _Exchange:
         holds, waiting = self._holds and kind == "train", list[Reply]()
         for reply in self.executor.run(self._jobs(kind)):
             began = time.perf_counter()
-            if self._take(kind, reply):
-                waiting.append(reply)
+            if (taken := self._take(kind, reply)) is not None:
+                waiting.append(taken)
             if not holds and (reply.stack is None or reply.place == reply.stack.count - 1):
                 _merge(waiting, every)
                 waiting.clear()
@@ -180,8 +182,8 @@ class _Exchange:
             size = self.task.federation.size(client) if self.executor.longest_first else 0
             yield Job(kind, self.s.round, client, self.message(client), self.store.get(client), size=size)
 
-    def _take(self, kind: Kind, reply: Reply) -> bool:
-        """Whether the reply counts; notes who sent what, and what a client remembers."""
+    def _take(self, kind: Kind, reply: Reply) -> Reply | None:
+        """The reply as it reads, if it counts; notes who sent what, and what a client remembers."""
         own_weight = 0 if reply.weight == reply.num_samples else 4  # a weight the server cannot know is sent too
         sent = reply.groups if reply.stack is None else reply.stack.groups
         size = tree.nbytes(sent) if reply.stack is None else reply.stack.nbytes
@@ -189,6 +191,7 @@ class _Exchange:
         unread = sent.keys() - self._read
         if unread:
             raise InputError(f"{self.task.method.name} sends {sorted(unread)} but has no reducer for it; add one")
+        reply = self._decode(reply) if kind == "train" else reply
         good = tree.all_finite(reply.groups) if reply.finite is None else reply.finite
         if not self._holds:  # else the method's own rule judges it
             good = good and math.isfinite(reply.weight) and reply.weight >= 0
@@ -200,7 +203,19 @@ class _Exchange:
             self.used.append(reply.client)
             self.store.put(reply.client, reply.state, self.s.round)
             self.rows.append(self._row(reply, used=True))
-        return good
+        return reply if good else None
+
+    def _decode(self, reply: Reply) -> Reply:
+        """The reply as everything at the server reads it; a stack is decoded once for all its clients."""
+        wire = self.task.wire
+        if wire is None:
+            return reply
+        if reply.stack is None:
+            return replace(reply, groups=wire.decode(reply.groups), finite=None)
+        if self._decoded is None or self._decoded[0] is not reply.stack:
+            self._decoded = reply.stack, *reply.stack.decode(wire)
+        _, stack, finite = self._decoded
+        return replace(reply, stack=stack, finite=finite[reply.place])
 
     def _row(self, reply: Reply, used: bool) -> dict[str, Any]:
         return {

@@ -15,7 +15,7 @@ from unskew.base.tree import Groups
 from unskew.core import local_loop, visit
 from unskew.core.context import BufferPolicy, ClientContext, ServerContext, Steps
 from unskew.core.device import Device
-from unskew.core.jobs import Job, Reply
+from unskew.core.jobs import Job, Reply, Wire
 from unskew.core.method import Method
 from unskew.core.net import Net
 from unskew.core.observer import Observer
@@ -48,6 +48,8 @@ class Task:
     profile: Profile | None = None
     observers: tuple[Observer, ...] = ()
     rounds: int = 0
+    wire: Wire | None = None
+    """What happens to replies between client and server; None: nothing."""
 
     @property
     def num_clients(self) -> int:

@@ -6,6 +6,7 @@
     upload     the reply to the server
     keep       what the client remembers
     weight     how much the client counts in means
+    (wire)     the reply is encoded
 
 What a slot hands on beside its parameters (`Outcome`) is `c.made` for those after it, what `upload` gave is `c.sent`.
 After `prepare`, a survey calls `survey` alone, and a client's test `personalise` and `predict`.
@@ -26,7 +27,7 @@ from unskew.base import seeds
 from unskew.base.batch import Output, cross_entropy
 from unskew.base.tree import Groups, Tree
 from unskew.core.context import ClientContext, Fixed, Outcome, ServerContext, Steps
-from unskew.core.jobs import Job, Reply
+from unskew.core.jobs import WIRE, Job, Reply, Wire, split_state
 from unskew.core.net import Forward, Layer, Mode, Net, Part
 
 if TYPE_CHECKING:
@@ -91,7 +92,8 @@ def open_visit(
     `more` of its fields fit to that.
     """
     method = task.method
-    job, kept = _set_aside(job)
+    own, kept = split_state(job.state, WIRE, PREVIOUS)  # the method sees its own groups only
+    job = replace(job, state=own) if kept else job
     c = client_context(task, job, data, steps, kind, **more)
     if not c.state and (first := method.init_client(c)):
         c = replace(c, state=first)
@@ -114,18 +116,12 @@ def _keep_previous(task: Task, params: Tree, buffers: Tree) -> Groups:
     return {name: group for name, group in groups.items() if group}
 
 
-def _set_aside(job: Job) -> tuple[Job, Groups]:
-    """The job with the method's own state, and what the visit keeps in it for itself."""
-    kept = {name: group for name, group in job.state.items() if name.startswith(PREVIOUS)}
-    own = {name: group for name, group in job.state.items() if name not in kept}
-    return (replace(job, state=own), kept) if kept else (job, kept)
-
-
 def perform(task: Task, job: Job, c: ClientContext, data: LocalData) -> Work:
     """The work of a prepared visit; the same slots in the same order for one client and for many at once."""
     method = task.method
     if job.kind == "train":
-        return run_client(task, c)
+        done = run_client(task, c)
+        return done if task.wire is None else encode(task.wire, job, c, done)
     if job.kind == "survey":
         return Work(method.survey(c), {})
     if job.kind != "personal":
@@ -159,6 +155,12 @@ def _open(c: ClientContext, found: Tree | Outcome) -> tuple[ClientContext, Tree]
     if not isinstance(found, Outcome):
         return c, found
     return replace(c, made={**c.made, **found.made}), found.params
+
+
+def encode(wire: Wire, job: Job, c: ClientContext, done: Work) -> Work:
+    """The work with its reply as it travels, and what the wire keeps beside the method's state."""
+    sent, kept = wire.encode(c, done.groups, split_state(job.state, WIRE)[1])
+    return done._replace(groups=sent, state={**done.state, **kept})
 
 
 def score(method: Method, c: ClientContext, params: Tree, data: LocalData, batch: int) -> Tree:

@@ -27,6 +27,7 @@ from unskew.executors.serial import Serial
 from unskew.executors.stacked.executor import Stacked
 from unskew.models.base import Model
 from unskew.runs.config import Run
+from unskew.wire.chain import Chain, build_chain
 
 
 @dataclass(frozen=True)
@@ -111,12 +112,19 @@ def make_task(config: Run, data: Dataset, partition: Partition) -> Task:
         eval_batch=evaluation.batch,
         rounds=config.rounds,
         device=device,
+        wire=check_method(config),
     )
-    check_terms(method)
-    check_reducers(method.name, {**method.reducers, **method.survey_reducers})
     for measure in config.measure:
         measure.check(task)
     return task
+
+
+def check_method(config: Run) -> Chain | None:
+    """The run's wire; refuses reducers, terms and wire processors that do not fit to the method."""
+    method = config.method
+    check_reducers(method.name, {**method.reducers, **method.survey_reducers})
+    check_terms(method)
+    return build_chain(config.wire, method)
 
 
 def cohort_size(config: Run, clients: int) -> int:

@@ -54,8 +54,9 @@ def compare(
     if twice:
         raise InputError(f"'{twice}' is named twice in the comparison; give each method once, with different options")
     loaded = dataset if dataset is not None else load(base.data, data_dir)
-    # every cell is checked before the first is run
     wanted = [construct(Run, {**vars(base), "method": method, "seed": seed}) for seed in seeds for method in methods]
+    for run in wanted:  # every cell is checked before the first is run
+        building.check_method(run)
     runs = [run.resolve(building.prepare_data(run, dataset=loaded)) for run in wanted]
     cells: list[CellResult] = []
     for run in runs:

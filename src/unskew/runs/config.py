@@ -14,7 +14,8 @@ from typing import Any
 import tomli_w
 
 import unskew.methods
-import unskew.terms  # noqa: F401 - registers the terms
+import unskew.terms
+import unskew.wire  # noqa: F401 - these imports register what is in the rooms
 from unskew.base.errors import InputError
 from unskew.base.plugins import load_plugin
 from unskew.base.registry import Component, Registry, component_fields, construct, nearest, param, to_table
@@ -27,6 +28,7 @@ from unskew.data.transforms import Augment, transforms
 from unskew.measures.base import Measure, build_all
 from unskew.models.base import Architecture, architectures
 from unskew.runs.sections import Evaluation, Execution, Local, section
+from unskew.wire.base import Processor, processors
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -60,6 +62,9 @@ class Run(Component):
     evaluation: Evaluation = param(default=Evaluation(), doc="evaluation")
     execution: Execution = param(default=Execution(), doc="execution")
     measure: tuple[Measure, ...] = param(default=(), doc="what to record besides, such as drift,rank (see `measures`)")
+    wire: tuple[Processor, ...] = param(
+        default=(), doc="what happens to replies on their way, such as clip(norm=1.0),quantise(bits=8) (see `wire`)"
+    )
     plugins: tuple[str, ...] = param(default=(), doc="Python files or modules to import first, for what they register")
 
     @property
@@ -70,6 +75,8 @@ class Run(Component):
         del table["measure"]  # measuring changes no result
         if not self.stragglers:  # off: the same run as before this option existed
             del table["stragglers"], table["straggler_online"]
+        if not self.wire:
+            del table["wire"]
         # sums round differently with another number of threads, and bfloat16 is another computation
         table["execution"] = {"threads": self.execution.threads, "precision": self.execution.precision}
         return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:12]
@@ -136,6 +143,8 @@ def from_table(table: Mapping[str, Any]) -> Run:
             values[key] = _section(key, value)
         elif key == "measure":
             values[key] = read_measures(value)
+        elif key == "wire":
+            values[key] = read_processors(value)
         elif key in registries:
             if not isinstance(value, (str, Mapping, Component)):
                 raise InputError(
@@ -149,10 +158,20 @@ def from_table(table: Mapping[str, Any]) -> Run:
 
 def read_measures(value: Any) -> tuple[Measure, ...]:
     """Measures from text such as `drift,rank(samples=500)`, or a list of texts and tables."""
-    given = split_list(value) if isinstance(value, str) else [value] if isinstance(value, Measure) else value
+    return build_all(_read_list("measure", "drift,rank", value))
+
+
+def read_processors(value: Any) -> tuple[Processor, ...]:
+    """Wire processors from text such as `clip(norm=1.0),quantise(bits=8)`, or a list of texts and tables."""
+    return tuple(processors.build(spec) for spec in _read_list("wire", "clip,quantise(bits=8)", value))
+
+
+def _read_list(key: str, example: str, value: Any) -> list[Any]:
+    """Components, or what they are built of, one by one."""
+    given = split_list(value) if isinstance(value, str) else [value] if isinstance(value, Component) else value
     if not isinstance(given, (list, tuple)):
-        raise InputError(f'measure: expected names such as "drift,rank" or a list of them, got {value!r}')
-    return build_all(given)
+        raise InputError(f'{key}: expected names such as "{example}" or a list of them, got {value!r}')
+    return list(given)
 
 
 def load_plugins(table: Mapping[str, Any]) -> None:
@@ -235,5 +254,6 @@ FLAGS = {
     "workers": "execution.workers", "retries": "execution.retries", "checkpoint_every": "execution.checkpoint_every",
     "chunk": "execution.chunk", "compile": "execution.compile", "memory_format": "execution.memory_format",
     "device": "execution.device", "precision": "execution.precision", "measure": "measure",
+    "wire": "wire",
 }  # fmt: skip
 """The short names of options, on the command line and in Python; every other one is set by its path."""

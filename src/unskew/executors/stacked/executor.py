@@ -16,10 +16,10 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor
 
-from unskew.base import seeds
+from unskew.base import seeds, tree
 from unskew.base.errors import one_line
 from unskew.base.tree import Groups
-from unskew.core.jobs import Job, Reply, Stack
+from unskew.core.jobs import WIRE, Job, Reply, Stack, split_state
 from unskew.core.task import Task
 from unskew.core.visit import Work, first_state, open_visit, perform
 from unskew.data.batches import LocalData
@@ -115,20 +115,22 @@ class Stacked:
 
     def _states(self, jobs: list[Job], own: list[LocalData]) -> list[Groups]:
         """Each client's state; who comes for the first time gets its initial one, as if it were alone."""
-        states = [job.state for job in jobs]
+        states, memories = (list(parts) for parts in zip(*(split_state(job.state, WIRE) for job in jobs), strict=True))
         if any(states) and not all(states):
             for place, (job, data) in enumerate(zip(jobs, own, strict=True)):
-                if not job.state:
+                if not states[place]:
                     seeds.seed_layers(self.task.seed, f"layers/{job.kind}", job.round, job.client)
-                    states[place] = first_state(self.task, job, data)
-        return states
+                    states[place] = first_state(self.task, replace(job, state={}), data)
+        known: Groups = next((memory for memory in memories if memory), {})
+        nothing = {group: tree.zeros_like(kept) for group, kept in known.items()}
+        return [{**state, **(memory or nothing)} for state, memory in zip(states, memories, strict=True)]
 
     def _pack(
         self, jobs: list[Job], work: Work, diagnostics: LaneDiagnostics, lengths: list[int], seconds: float
     ) -> list[Reply]:
         device, count = self.task.device, len(jobs)
         groups, state = device.to_cpu(work.groups), _split(device.to_cpu(work.state), count)
-        finite = _find_finite(groups, count)
+        finite = tree.find_finite(groups, count)
         weights = [float(n) for n in lengths] if work.weight is None else work.weight.tolist()
         stack = Stack(groups, count, all(finite))
         counted, means = diagnostics.counted.tolist()[:count], diagnostics.means_by_client()[:count]
@@ -159,22 +161,10 @@ def _unwrap(lanes: Lanes, work: Work, real: int) -> Work:
         return found if real == lanes.count else found[:real]
 
     def every(groups: Groups) -> Groups:
-        return {group: {name: unwrap(value) for name, value in tree.items()} for group, tree in groups.items()}
+        return {group: {name: unwrap(value) for name, value in own.items()} for group, own in groups.items()}
 
     weight = None if work.weight is None else unwrap(torch.as_tensor(work.weight))
     return Work(every(work.groups), every(work.state), weight)
-
-
-def _find_finite(groups: Groups, count: int) -> list[bool]:
-    """For each client whether its part holds no NaN or infinity."""
-    floats = [value for tree in groups.values() for value in tree.values() if value.is_floating_point()]
-    if not floats:
-        return [True] * count
-    sums = torch.stack([value.reshape(count, -1).sum(1).double() for value in floats]).isfinite().all(0).tolist()
-    if not all(sums):  # a sum may overflow although no entry does
-        each = torch.stack([value.reshape(count, -1).isfinite().all(1) for value in floats])
-        return each.all(0).tolist()
-    return sums
 
 
 _unbind_copy: Any = torch.unbind_copy  # its stub forgets what it returns
@@ -183,8 +173,8 @@ _unbind_copy: Any = torch.unbind_copy  # its stub forgets what it returns
 def _split(groups: Groups, count: int) -> list[Groups]:
     """Each client's part of stacked groups, copied: what is kept of one client must not keep the others in memory."""
     parts: list[dict[str, Any]] = [{group: {} for group in groups} for _ in range(count)]
-    for group, tree in groups.items():
-        for name, value in tree.items():
+    for group, stacked in groups.items():
+        for name, value in stacked.items():
             for own, part in zip(parts, _unbind_copy(value), strict=True):
                 own[group][name] = part
     return parts
