@@ -153,6 +153,10 @@ class ClientContext(Context):
         """Random numbers of this client, `make(rng)`: the way to draw that also works for many clients at once."""
         return make(self.rng(purpose)).to(self.data.device)
 
+    def draw_part(self, share: float, purpose: str) -> ClientContext:
+        """The same visit whose data are a random part of the client's; positions stay those in the whole."""
+        return replace(self, data=self.data.draw_part(share, self.rng(purpose)))
+
     @property
     def counts(self) -> Tensor:
         """Samples of each class at this client, [C] int64."""
@@ -186,11 +190,14 @@ class ClientContext(Context):
     def with_taught(self) -> ClientContext:
         """The same visit, in which the received model has looked at every sample once; only if that saves work.
 
-        It does not where samples are augmented, or where what a model says of a sample depends on its batch.
+        It does not where samples are augmented, or where what a model says of a sample depends on its batch, nor in a
+        drawn part, which looks up what the whole visit was taught before.
         """
         by_batch = self.has_batchnorm and (self.buffer_policy == "reset" or not self.received["buffers"])
         s = self.settings
-        if self.augmented or by_batch or (s.steps is not None and s.steps * s.batch < int(self.longest)):
+        if self.data.is_part or self.augmented or by_batch:
+            return self
+        if s.steps is not None and s.steps * s.batch < int(self.longest):
             return self
         with torch.no_grad():
             seen = [self._teach(batch.x) for batch in self.passes()]
