@@ -16,6 +16,7 @@ from unskew.base.batch import Output
 from unskew.base.settings import LocalSettings
 from unskew.base.tree import Groups, Tree
 from unskew.core.net import Forward, Mode, Names
+from unskew.core.per_client import PerClient
 
 if TYPE_CHECKING:
     from unskew.base.batch import Batch
@@ -235,6 +236,12 @@ class ServerContext(Context):
     """This round's clients."""
     buffers: Tree = field(default_factory=dict)
     has_batchnorm: bool = False
+    per_client: PerClient = field(default_factory=PerClient)
+    """What the server remembers of single clients: `get(client)`, `put(client, groups)`."""
+
+    def read_only(self) -> ServerContext:
+        """The same round for slots that may not change what the server remembers of single clients."""
+        return replace(self, per_client=self.per_client.read_only())
 
     def rng(self, purpose: str) -> torch.Generator:
         """A stream of this run and round for this purpose."""

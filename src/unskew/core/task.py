@@ -15,9 +15,10 @@ from unskew.base.tree import Groups
 from unskew.core import local_loop, visit
 from unskew.core.context import BufferPolicy, ClientContext, Observer, ServerContext, Steps
 from unskew.core.device import Device
-from unskew.core.jobs import Job, Reply
+from unskew.core.jobs import Job, Reply, StateStore
 from unskew.core.method import Method
 from unskew.core.net import Net
+from unskew.core.per_client import MemoryStore
 from unskew.core.profile import Profile
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ class Task:
     device: Device = field(default_factory=Device)
     profile: Profile | None = None
     observers: tuple[Observer, ...] = ()
+    server_store: StateStore = field(default_factory=MemoryStore)
+    """What the server remembers of single clients."""
 
     @property
     def num_clients(self) -> int:
