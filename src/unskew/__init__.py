@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from unskew.base.errors import ClientError, InputError
     from unskew.base.registry import param
     from unskew.base.tree import Groups, Tree
-    from unskew.core import reducers
+    from unskew.core import optimisers, reducers
+    from unskew.core.auxiliary import Auxiliary
     from unskew.core.context import ClientContext, Outcome, ServerContext
     from unskew.core.local_loop import sgd
     from unskew.core.method import Method
@@ -50,15 +51,16 @@ _PLACES = {
     "ClientContext": "core.context", "ServerContext": "core.context",
     "Outcome": "core.context", "Observer": "core.observer", "Batch": "base.batch", "Output": "base.batch",
     "cross_entropy": "base.batch", "Tree": "base.tree", "Groups": "base.tree", "sgd": "core.local_loop",
+    "Auxiliary": "core.auxiliary",
 }  # fmt: skip
 _MODULES = {"registries": "registries", "tree": "base.tree", "seeds": "base.seeds", "progress": "base.progress",
-            "reducers": "core.reducers"}  # fmt: skip
+            "reducers": "core.reducers", "optimisers": "core.optimisers"}  # fmt: skip
 
 __all__ = [
-    "About", "Architecture", "Batch", "ClientContext", "ClientError", "Dataset", "Groups", "InputError", "Measure",
-    "Method", "Model", "Observer", "Outcome", "Output", "Processor", "Samples", "ServerContext", "Source", "Split",
-    "Term", "Tree", "Wrapper", "__version__", "compare", "cross_entropy", "load", "param", "progress", "reducers",
-    "registries", "resume", "run", "seeds", "sgd", "split_head", "tree",
+    "About", "Architecture", "Auxiliary", "Batch", "ClientContext", "ClientError", "Dataset", "Groups", "InputError",
+    "Measure", "Method", "Model", "Observer", "Outcome", "Output", "Processor", "Samples", "ServerContext", "Source",
+    "Split", "Term", "Tree", "Wrapper", "__version__", "compare", "cross_entropy", "load", "optimisers", "param",
+    "progress", "reducers", "registries", "resume", "run", "seeds", "sgd", "split_head", "tree",
 ]  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from unskew.runs import building, checkpoint, engine
 from unskew.runs.client_store import StateStore
 from unskew.runs.config import from_table
 from unskew.runs.folder import RunFolder
+from unskew.runs.state_file import NAME
 
 TABLE = {
     "method": "scaffold", "clients": 8, "sample": 0.5, "rounds": 6, "split": "dirichlet:0.5",
@@ -148,7 +149,9 @@ def test_only_two_checkpoints_and_their_states_are_kept(whole):
 
 def test_states_on_disk_change_nothing(tmp_path, whole, monkeypatch):
     tiny = StateStore.__init__
-    monkeypatch.setattr(StateStore, "__init__", lambda self, folder, limit: tiny(self, folder, 1000))
+    monkeypatch.setattr(
+        StateStore, "__init__", lambda self, folder=None, limit=0, name=NAME: tiny(self, folder, 1000, name)
+    )
     engine.run(from_table(TABLE), tmp_path / "run")
     assert_equal(tmp_path / "run", whole)
 

@@ -67,11 +67,14 @@ def test_what_is_touched_by_default(spec):
 
 
 def test_a_user_s_reducer_says_whether_it_averages():
-    class median:
+    class median(reducers.Reducer):
         averages = True
 
+    class own(reducers.Reducer):
+        """Does not say."""
+
     class Own(Method):
-        reducers = {"delta": partial(median, 3), "counts": reducers.total, "mine": object, "again": ("mine", object)}
+        reducers = {"delta": partial(median, 3), "counts": reducers.total, "mine": own, "again": ("mine", own)}
 
     assert build_chain(read_processors("quantise"), Own()).links[0][1] == ("delta",)
 
@@ -79,7 +82,7 @@ def test_a_user_s_reducer_says_whether_it_averages():
 REFUSED = {
     ("fedavg", "quantise(groups=[control])"): r"'control', but fedavg sends delta, buffers; name some of delta",
     ("scaffold", "clip(groups=[delta, nosuch])"): r"'nosuch', but scaffold sends delta, buffers, control",
-    ("fedas", "quantise(groups=[fisher])"): r"'fisher', which fedas's server does not average; name some of delta",
+    ("fedas", "quantise(groups=[weight])"): r"'weight', but fedas sends delta, buffers; name some of delta",
     ("fedavg", "topk(groups=[buffers])"): r"'buffers', which fedavg's server does not average",
     ("fedblade", "topk(groups=[prototypes])"): r"'prototypes', which fedblade's server does not average",
     ("fedaf", "quantise"): r"fedaf sends data, logits, soft, none of it averaged; leave quantise out",

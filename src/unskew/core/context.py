@@ -16,6 +16,7 @@ from unskew.base.batch import Output
 from unskew.base.settings import LocalSettings
 from unskew.base.tree import Groups, Tree
 from unskew.core.net import Forward, Layer, Mode, Names, Part
+from unskew.core.per_client import PerClient
 
 if TYPE_CHECKING:
     from unskew.base.batch import Batch
@@ -185,6 +186,10 @@ class ClientContext(Context):
         """Random numbers of this client, `make(rng)`: the way to draw that also works for many clients at once."""
         return make(self.rng(purpose)).to(self.data.device)
 
+    def draw_part(self, share: float, purpose: str) -> ClientContext:
+        """The same visit whose data are a random part of the client's; positions stay those in the whole."""
+        return replace(self, data=self.data.draw_part(share, self.rng(purpose)))
+
     @property
     def counts(self) -> Tensor:
         """Samples of each class at this client, [C] int64."""
@@ -242,11 +247,14 @@ class ClientContext(Context):
     def with_seen(self, which: Fixed) -> ClientContext:
         """The same visit, in which a fixed model has looked at every sample once; only if that saves work.
 
-        It does not where samples are augmented, or where what a model says of a sample depends on its batch.
+        It does not where samples are augmented, or where what a model says of a sample depends on its batch, nor in a
+        drawn part, which looks up what the whole visit was taught before.
         """
         by_batch = self.has_batchnorm and (self.buffer_policy == "reset" or not self._fixed(which)["buffers"])
         s = self.settings
-        if self.augmented or by_batch or (s.steps is not None and s.steps * s.batch < int(self.longest)):
+        if self.data.is_part or self.augmented or by_batch:
+            return self
+        if s.steps is not None and s.steps * s.batch < int(self.longest):
             return self
         with torch.no_grad():
             seen = [self._look(which, batch.x) for batch in self.passes()]
@@ -307,6 +315,12 @@ class ServerContext(Context):
     """Those whose replies count, in `update`."""
     buffers: Tree = field(default_factory=dict)
     has_batchnorm: bool = False
+    per_client: PerClient = field(default_factory=PerClient)
+    """What the server remembers of single clients: `get(client)`, `put(client, groups)`."""
+
+    def read_only(self) -> ServerContext:
+        """The same round for slots that may not change what the server remembers of single clients."""
+        return replace(self, per_client=self.per_client.read_only())
 
     def rng(self, purpose: str) -> torch.Generator:
         """A stream of this run and round for this purpose."""

@@ -122,7 +122,7 @@ class Executor(Protocol):
 
 
 class StateStore(Protocol):
-    """What clients remember between their visits."""
+    """What clients remember between their visits; another one holds what the server remembers of each."""
 
     latest: int
     """The newest round that any client remembers."""

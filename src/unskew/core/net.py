@@ -93,8 +93,8 @@ class Net:
 
     def __init__(self, model: Model, channels_last: bool = False) -> None:
         self.module, self.channels_last = model, channels_last
-        self._param_slots = _slots(model, own_parameters)
-        self._buffer_slots = _slots(model, own_buffers)
+        self._param_slots = find_slots(model, own_parameters)
+        self._buffer_slots = find_slots(model, own_buffers)
         self._layers = dict(model.named_modules())
         self._norms = [m for m in model.modules() if isinstance(m, BatchNormBase)]
         every_norm = (NormBase, nn.GroupNorm, nn.LayerNorm)
@@ -125,7 +125,7 @@ class Net:
 
     def trees(self) -> tuple[Tree, Tree]:
         """Copies of the module's parameters and buffers as they are now."""
-        return _values(self._param_slots), _values(self._buffer_slots)
+        return read_slots(self._param_slots), read_slots(self._buffer_slots)
 
     def working_copy(self, params: Tree) -> Tree:
         """A copy that is free to be changed, in the memory format that suits the machine."""
@@ -139,8 +139,8 @@ class Net:
     def fresh(self, initial: Groups, seed: int) -> Tree:
         """Parameters as the layers' own initialisers draw them; what has no initialiser keeps its initial value."""
         if self._spare is None:
-            _bind(self._param_slots, initial["model"])
-            _bind(self._buffer_slots, initial["buffers"])
+            bind(self._param_slots, initial["model"])
+            bind(self._buffer_slots, initial["buffers"])
             self._bound_params = self._bound_buffers = None  # the next pass binds its own
             self._spare = copy.deepcopy(self.module)
         # a stack of clients, all of which get the same: inside its level nothing could be drawn
@@ -149,7 +149,7 @@ class Net:
             for module in self._spare.modules():
                 if callable(reset := getattr(module, "reset_parameters", None)):
                     reset()
-        return _values(_slots(self._spare, own_parameters))
+        return read_slots(find_slots(self._spare, own_parameters))
 
     def __call__(
         self,
@@ -165,10 +165,10 @@ class Net:
         # inside a transform of torch.func nothing is reformatted: `vmap` cannot do it
         reformat = self.channels_last and current_level() is None
         if params is not self._bound_params:
-            _bind(self._param_slots, _to_channels_last(params) if reformat else params)
+            bind(self._param_slots, _to_channels_last(params) if reformat else params)
             self._bound_params = params if reformat == self.channels_last else None
         if buffers is not self._bound_buffers:
-            _bind(self._buffer_slots, buffers)
+            bind(self._buffer_slots, buffers)
             self._bound_buffers = buffers
         if mode == "eval_batch" and len(x) == 1:
             mode = "eval"  # one sample has no statistics of its own
@@ -281,7 +281,8 @@ Slots = dict[str, list[tuple[dict[str, Tensor], str]]]
 """Name → every place in the module that holds this tensor: tied weights are one parameter with several places."""
 
 
-def _slots(model: nn.Module, held: Callable[[nn.Module], dict[str, Any]]) -> Slots:
+def find_slots(model: nn.Module, held: Callable[[nn.Module], dict[str, Any]]) -> Slots:
+    """Every place of a module's parameters (`held` is `own_parameters`) or buffers (`own_buffers`)."""
     found: Slots = {}
     names: dict[int, str] = {}
     for path, module in model.named_modules(remove_duplicate=False):
@@ -306,11 +307,13 @@ def _constants(model: nn.Module) -> Tree:
     }  # type: ignore[return-value]
 
 
-def _values(slots: Slots) -> Tree:
+def read_slots(slots: Slots) -> Tree:
+    """Copies of the tensors in these places."""
     return {name: places[0][0][places[0][1]].detach().clone() for name, places in slots.items()}
 
 
-def _bind(slots: Slots, tree: Tree) -> None:
+def bind(slots: Slots, tree: Tree) -> None:
+    """Puts the tree's tensors into these places, by reference."""
     for name, places in slots.items():
         if name not in tree:  # it would keep another client's values
             missing = sorted(slots.keys() - tree.keys())

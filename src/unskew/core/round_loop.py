@@ -69,6 +69,7 @@ class _Exchange:
 
     def __init__(self, task: Task, executor: Executor, store: StateStore, s: ServerContext, server: Groups) -> None:
         self.task, self.executor, self.store, self.s = task, executor, store, s
+        self._reading = s.read_only()
         self._before = server
         self._surveyed: Groups | None = None
         self.dropped = [client for client in s.cohort if task.drops_out(s.round, client)]
@@ -92,7 +93,7 @@ class _Exchange:
     def seed_layers_for(self, slot: str, client: int = -1) -> ServerContext:
         """The server's context, after seeding what layers draw from in this slot."""
         seeds.seed_layers(self.task.seed, f"layers/{slot}", self.s.round, client)
-        return self.s
+        return self.s if slot in ("digest", "update") else self._reading
 
     def brief_from(self, server: Groups) -> None:
         """From now on messages hold the brief of the server's state after the survey."""

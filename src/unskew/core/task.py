@@ -15,10 +15,11 @@ from unskew.base.tree import Groups
 from unskew.core import local_loop, visit
 from unskew.core.context import BufferPolicy, ClientContext, ServerContext, Steps
 from unskew.core.device import Device
-from unskew.core.jobs import Job, Reply, Wire
+from unskew.core.jobs import Job, Reply, StateStore, Wire
 from unskew.core.method import Method
 from unskew.core.net import Net
 from unskew.core.observer import Observer
+from unskew.core.per_client import MemoryStore
 from unskew.core.profile import Profile
 from unskew.core.term import Term
 
@@ -50,6 +51,8 @@ class Task:
     rounds: int = 0
     wire: Wire | None = None
     """What happens to replies between client and server; None: nothing."""
+    server_store: StateStore = field(default_factory=MemoryStore)
+    """What the server remembers of single clients."""
 
     @property
     def num_clients(self) -> int:

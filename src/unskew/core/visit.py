@@ -29,6 +29,7 @@ from unskew.base.tree import Groups, Tree
 from unskew.core.context import ClientContext, Fixed, Outcome, ServerContext, Steps
 from unskew.core.jobs import WIRE, Job, Reply, Wire, split_state
 from unskew.core.net import Forward, Layer, Mode, Net, Part
+from unskew.core.per_client import PerClient
 
 if TYPE_CHECKING:
     from unskew.core.method import Method
@@ -209,6 +210,7 @@ def server_context(
     return ServerContext(
         **_common_fields(task, round_, own, task.buffer_policy != "average", task.steps), initial=task.initial,
         num_clients=task.num_clients, cohort=cohort, buffers=own, has_batchnorm=task.net.has_batchnorm,
+        per_client=PerClient(task.server_store, round_),
     )  # fmt: skip
 
 

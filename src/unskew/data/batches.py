@@ -49,10 +49,29 @@ class Pipeline:
 class LocalData:
     """A client's samples, as positions in a data set that all clients share, and how they become batches."""
 
+    positions: Tensor | None = None
+    """Where the samples of a drawn part are within the client's whole data, [n]; None: these are the whole."""
+
     def __init__(self, source: Samples, index: Tensor | None, pipeline: Pipeline) -> None:
         self.source, self.pipeline = source, pipeline
         self.index = torch.arange(len(source), device=source.y.device) if index is None else index
         self._whole = index is None
+
+    @property
+    def is_part(self) -> bool:
+        """Whether these are a drawn part of a client's data."""
+        return self.positions is not None
+
+    def draw_part(self, share: float, rng: torch.Generator) -> LocalData:
+        """A random part of the samples: int(share * n) of them, at least one if there is any, in their order."""
+        if not 0 < share <= 1:
+            raise ValueError(f"a part of a client's data is a share above 0 and up to 1, got {share}")
+        n = len(self)
+        # drawn on the CPU, so that a run takes the same samples on every device
+        chosen = torch.randperm(n, generator=rng)[: max(1, int(share * n))].sort().values.to(self.device)
+        part = LocalData(self.source, self.index[chosen], self.pipeline)
+        part.positions = chosen if self.positions is None else self.positions[chosen]
+        return part
 
     def __len__(self) -> int:
         return len(self.index)
@@ -93,7 +112,8 @@ class LocalData:
         for start, stop in merge_single_tail(batch_bounds(len(self), batch)):
             index = slice(start, stop) if self._whole else self.index[start:stop]
             x, y = self.source.x[index], self.source.y[index]
-            yield Batch(self.pipeline.inputs(x), y, torch.arange(start, stop, device=y.device))
+            own = torch.arange(start, stop, device=y.device) if self.positions is None else self.positions[start:stop]
+            yield Batch(self.pipeline.inputs(x), y, own)
 
     def _epoch(
         self, bounds: list[tuple[int, int]], shuffle: bool, order: torch.Generator, noise: torch.Generator | None
@@ -106,6 +126,8 @@ class LocalData:
         draws = self.pipeline.draw(n, tuple(x.shape[1:]), noise)
         index = self.index[positions]
         y = self.source.y[index]
+        if self.positions is not None:
+            positions = self.positions[positions]
         # float32 of everything at once costs memory on huge clients; then each batch gathers for itself
         if draws is None and n * x.stride(0) * 4 <= EPOCH_LIMIT:
             inputs = self.pipeline.inputs(x.index_select(0, index))

@@ -117,13 +117,22 @@ class StackedData:
     @cached_property
     def _index(self) -> Tensor:
         """The positions of each client's samples, [K, longest]; short rows are filled up with their first sample."""
+        return self._tabulate([part.index for part in self.parts])
+
+    @cached_property
+    def _positions(self) -> Tensor | None:
+        """The same of their positions within each client's whole data; None: these are the whole."""
+        known = [part.positions for part in self.parts if part.positions is not None]
+        return self._tabulate(known) if known else None
+
+    def _tabulate(self, each: list[Tensor]) -> Tensor:
         longest = max(self.lengths)
         if min(self.lengths) == longest:
-            return torch.stack([part.index for part in self.parts])
-        table = torch.zeros(len(self.parts), longest, dtype=torch.int64, device=self.source.y.device)
-        for row, part in zip(table, self.parts, strict=True):
-            if len(part):
-                row.fill_(part.index[0])[: len(part)] = part.index
+            return torch.stack(each)
+        table = torch.zeros(len(each), longest, dtype=torch.int64, device=self.source.y.device)
+        for row, own in zip(table, each, strict=True):
+            if len(own):
+                row.fill_(own[0])[: len(own)] = own
         return table
 
     def batches(
@@ -181,6 +190,8 @@ class StackedData:
             block = slice(first, first + at_once)
             positions = plan.positions[block].to(device)
             index = self._index.expand(len(positions), -1, -1).gather(2, positions)
+            if self._positions is not None:
+                positions = self._positions.expand(len(positions), -1, -1).gather(2, positions)
             y = self.source.y[index]
             draws = None if plan.numbers is None else Draws(plan.numbers[block].flatten(0, 2))
             x = self.pipeline.inputs(self.source.x[index.view(-1)], draws).view(*index.shape, *shape)

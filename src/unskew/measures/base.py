@@ -114,7 +114,7 @@ class Look:
     def published(self) -> Groups:
         """The global model."""
         self.require_global_model()
-        s = self.task.server_context(self.round, server=self.server)
+        s = self.task.server_context(self.round, server=self.server).read_only()
         return self.task.device.to_device(self.task.method.publish(s, self.server))
 
     @cached_property

@@ -14,6 +14,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from unskew.core.task import Task
 from unskew.data.batches import batch_bounds, num_steps
 from unskew.executors.serial import Serial
 from unskew.executors.stacked.executor import Stacked
+from unskew.runs.client_store import StateStore
 from unskew.runs.config import Run
 from unskew.runs.sections import Execution
 
@@ -208,9 +210,10 @@ def _shorten(task: Task) -> Task:
 def _make_jobs(task: Task, count: int) -> list[Job]:
     """Jobs of the first round's first clients."""
     cohort = task.sample_cohort(1)
-    with seeds.preserve_global_generator():
+    with seeds.preserve_global_generator(), closing(StateStore()) as store:
+        task = replace(task, server_store=store)  # what a trial remembers is not the run's
         server = task.method.init(task.server_context(0))
-        s = task.server_context(1, cohort, server)
+        s = task.server_context(1, cohort, server).read_only()
         return [Job("train", 1, k, task.method.download(s, server, k)) for k in cohort[:count]]
 
 

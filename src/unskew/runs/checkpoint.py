@@ -2,8 +2,9 @@
 
     round-000010.<checksum>.safetensors    the server's state, and which states of clients belong to it
     clients.sqlite                         the clients' states; see runs/state_file.py
+    server.sqlite                          what the server remembers of single clients, if it does
 
-The two newest checkpoints are kept, and the clients' states that belong to them.
+The two newest checkpoints are kept, and the states that belong to them.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from unskew.base import storage
@@ -24,6 +26,8 @@ log = logging.getLogger(__name__)
 KEPT = 2
 """The newest checkpoints that stay: if the last is damaged, the one before serves."""
 _STATES = "client states"
+_REMEMBERED = "states of clients at the server"
+"""Only in checkpoints of methods that put some."""
 _FORMAT = 3
 
 
@@ -35,16 +39,21 @@ class Checkpoint:
     server: Groups
     states: Tensor
     """The snapshot of the clients' states."""
+    remembered: Tensor
+    """That of what the server remembers of single clients."""
 
 
-def save(folder: Path, run_hash: str, round_: int, server: Groups, store: StateStore) -> None:
+def save(folder: Path, run_hash: str, round_: int, server: Groups, store: StateStore, remembered: StateStore) -> None:
     """Writes the state after this round and removes what the kept checkpoints no longer need."""
     groups = {**server, _STATES: {"snapshot": store.snapshot()}}
+    if (snapshot := remembered.snapshot()).any():
+        groups[_REMEMBERED] = {"snapshot": snapshot}
     notes = {"format": _FORMAT, "run": run_hash, "round": round_}
     storage.write_certified(folder, f"round-{round_:06d}", storage.encode(groups, notes))
     for path in _newest_first(folder)[KEPT:]:
         path.unlink(missing_ok=True)
     store.prune()
+    remembered.prune()
 
 
 def load_newest(folder: Path, run_hash: str, at_most: int) -> Checkpoint | None:
@@ -83,7 +92,9 @@ def _read(path: Path, run_hash: str) -> Checkpoint:
     groups = storage.decode(data)
     states = groups.pop(_STATES)["snapshot"]
     state_file.check(path.parent, states)
-    return Checkpoint(int(notes["round"]), groups, states)
+    remembered = groups.pop(_REMEMBERED)["snapshot"] if _REMEMBERED in groups else torch.zeros_like(states)
+    state_file.check(path.parent, remembered, state_file.SERVER_NAME)
+    return Checkpoint(int(notes["round"]), groups, states, remembered)
 
 
 def _newest_first(folder: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""What each client remembers between its visits: in memory up to a limit, the rest on disk."""
+"""What each client remembers, or the server remembers of each: in memory up to a limit, the rest on disk."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from unskew.base import storage, tree
 from unskew.base.tree import Groups
-from unskew.runs.state_file import StateFile
+from unskew.runs.state_file import NAME, StateFile
 
 _OVERHEAD = 1000
 """Bytes of a tensor beside its numbers, measured: without them a million tiny states would pass for nothing."""
@@ -21,9 +21,9 @@ class StateStore:
     With a folder, the states of the last two checkpoints stay there; without one there are no checkpoints.
     """
 
-    def __init__(self, folder: Path | None = None, limit: int = 256 << 20) -> None:
+    def __init__(self, folder: Path | None = None, limit: int = 256 << 20, name: str = NAME) -> None:
         self.limit = limit
-        self._file = StateFile(folder)
+        self._file = StateFile(folder, name)
         self._memory: OrderedDict[int, Groups] = OrderedDict()
         self._sizes: dict[int, int] = {}
         self._dirty: set[int] = set()
@@ -50,6 +50,11 @@ class StateStore:
         self._dirty.add(client)
         self.latest = max(self.latest, round_)
         self._remember(client, state)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing has been put so far."""
+        return not self._memory
 
     def snapshot(self) -> Tensor:
         """Brings every state to disk, synced; gives what `restore` needs to find them again."""

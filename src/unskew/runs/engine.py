@@ -6,7 +6,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -36,6 +36,7 @@ from unskew.runs.config import Run
 from unskew.runs.evaluation import evaluate_clients, evaluate_global
 from unskew.runs.folder import Row, RunFolder
 from unskew.runs.sections import Execution
+from unskew.runs.state_file import SERVER_NAME
 from unskew.runs.summary import summarise
 
 log = logging.getLogger(__name__)
@@ -98,7 +99,7 @@ def start(
     """Runs what was prepared, as `run` does."""
     task = prepared.task
     config = settle(prepared.config, task)
-    server = _make_server(config, task)  # what a method refuses it refuses before there is a folder
+    server = _try_server(config, task)
     folder = RunFolder.create(Path(out), config) if out is not None else None
     if folder is not None:
         task.federation.partition.save(folder.split)
@@ -135,16 +136,25 @@ def _make_server(config: Run, task: Task) -> Groups:
         return task.method.init(task.server_context(0))
 
 
+def _try_server(config: Run, task: Task) -> Groups | None:
+    """The same before there is a folder: what a method refuses leaves none. None: it must be made again in the run."""
+    with closing(StateStore(limit=config.execution.state_memory << 20)) as trial:
+        server = _make_server(config, replace(task, server_store=trial))
+        return server if trial.is_empty else None  # what it put belongs into the run's own store
+
+
 class _Loop:
     """One run at work: rounds, evaluation, rows, checkpoints."""
 
     def __init__(self, config: Run, task: Task, folder: RunFolder | None, watch: Watch | None) -> None:
         self.config, self.folder = config, folder
+        place, limit = folder.checkpoints if folder else None, config.execution.state_memory << 20
+        self.store, self.remembered = StateStore(place, limit), StateStore(place, limit, SERVER_NAME)
+        task = replace(task, server_store=self.remembered)
         if watch is not None:
             task = replace(task, observers=(*task.observers, as_observer(watch)))
         self.recorder = Recorder(config.measure, task, config.rounds, config.evaluation.every)
         self.task = self.recorder.task
-        self.store = StateStore(folder.checkpoints if folder else None, config.execution.state_memory << 20)
         self.known: dict[int, Row] = folder.rounds() if folder else {}
         self.known_clients: dict[tuple[int, int, bool], Row] = {}
         self.rows: dict[int, Row] = {}
@@ -161,6 +171,7 @@ class _Loop:
             finally:
                 executor.close()
                 self.store.close()
+                self.remembered.close()
                 if self.folder:
                     self.folder.close()
 
@@ -175,8 +186,9 @@ class _Loop:
                 if current.number == last or self._due(current.number):
                     self._save(current)
         except (KeyboardInterrupt, InputError, ClientError):
-            # the finished rounds are worth keeping, unless clients already remember one that is only half done
-            if current.number > self.saved and current.number in self.rows and self.store.latest <= current.number:
+            # the finished rounds are worth keeping, unless somebody already remembers one that is only half done
+            newest = max(self.store.latest, self.remembered.latest)
+            if current.number > self.saved and current.number in self.rows and newest <= current.number:
                 self._save(current)
             raise
         return current.server
@@ -190,6 +202,7 @@ class _Loop:
             self.known_clients = {_key(row): row for row in rows}
         if found is not None:
             self.store.restore(found.states)
+            self.remembered.restore(found.remembered)
             self.rows = {number: row for number, row in self.known.items() if number <= found.round}
             self.saved = found.round
             log.info("resuming after round %d", found.round)
@@ -266,7 +279,8 @@ class _Loop:
             return
         try:
             self.folder.sync()
-            checkpoint.save(self.folder.checkpoints, self.config.hash, current.number, current.server, self.store)
+            about = self.folder.checkpoints, self.config.hash, current.number
+            checkpoint.save(*about, current.server, self.store, self.remembered)
         except OSError as error:
             reason = error.strerror or str(error)
             raise InputError(
@@ -278,7 +292,7 @@ class _Loop:
     def _finish(self, server: Groups) -> Result:
         rows = list(self.rows.values())
         summary = {**summarise(self.config, self.task, rows), **self.recorder.summary(rows)}
-        s = self.task.server_context(self.config.rounds, server=server)
+        s = self.task.server_context(self.config.rounds, server=server).read_only()
         published = self.task.method.publish(s, server)
         if self.folder:
             about = {"run": self.config.hash, "method": str(self.config.method), "model": str(self.config.model)}

@@ -22,7 +22,7 @@ def evaluate_global(
 
     Scores: `right`, whether the model is right about a sample, and `loss`.
     """
-    message = task.method.publish(task.server_context(round_, server=server), server)
+    message = task.method.publish(task.server_context(round_, server=server).read_only(), server)
     labels = _labels(task, kind)
     # parts of fixed size: which executor works on them, and how many workers it has, changes no bit
     starts = range(0, max(1, len(labels) - 1), task.eval_batch)  # a last sample alone would have no batch statistics
@@ -70,7 +70,7 @@ def _look_up_scores(task: Task, known: Tree, clients: list[int]) -> Iterator[tup
 def _compute_scores(
     task: Task, executor: Executor, store: StateStore, server: Groups, round_: int, clients: list[int]
 ) -> Iterator[tuple[int, Tree]]:
-    s, size = task.server_context(round_, server=server), task.federation.size
+    s, size = task.server_context(round_, server=server).read_only(), task.federation.size
     jobs = (Job("personal", round_, k, task.method.download(s, server, k), store.get(k), size=size(k)) for k in clients)
     for reply in executor.run(jobs):
         yield reply.client, reply.groups["score"]

@@ -92,7 +92,9 @@ class Execution(Component):
     checkpoint_every: int = param(
         default=0, ge=0, doc="rounds between checkpoints; 0: 10, and at least 5 seconds (for slow disks)"
     )
-    state_memory: int = param(default=256, ge=1, doc="MiB of client state kept in memory; the rest is on disk")
+    state_memory: int = param(
+        default=256, ge=1, doc="MiB of client state kept in memory, and of the server's state of clients"
+    )
 
     def check(self) -> None:
         """An error where options do not fit together, or the machine lacks what they ask for."""

@@ -1,4 +1,4 @@
-"""Clients' states on disk, in one SQLite file.
+"""States by client on disk, in one SQLite file: what clients remember, or what the server remembers of them.
 
 A row is one version of a client's state; rows are added and removed, never changed. A snapshot is the number of its
 last row: it means each client's newest row up to that one. All that is written after a snapshot is one transaction
@@ -21,7 +21,9 @@ from torch import Tensor
 from unskew.base.errors import InputError
 
 NAME = "clients.sqlite"
-"""The file's name in the folder of checkpoints."""
+"""The file of clients' states in the folder of checkpoints."""
+SERVER_NAME = "server.sqlite"
+"""The file of what the server remembers of single clients."""
 LARGEST = 999_000_000
 """Bytes of one client's state; SQLite takes no row of more than 10^9."""
 _PAGE = 16 << 10
@@ -54,8 +56,8 @@ SELECT client, checksum, data FROM states WHERE id <= ?1 AND NOT EXISTS (
 class StateFile:
     """Bytes by client. Without a folder there are no snapshots, and the file is a temporary one."""
 
-    def __init__(self, folder: Path | None) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path | None, name: str = NAME) -> None:
+        self._path = folder / name if folder else None
         self._file: sqlite3.Connection | None = None
         self._error: Exception | None = None
         self._last = self._clients = self._total = 0  # the last snapshot
@@ -66,7 +68,7 @@ class StateFile:
         if self._file is None and not self._clients:  # no file for methods whose clients remember nothing
             return None
         row = self._run(_NEWEST, client).fetchone()
-        return None if row is None else _certify(self.folder, client, *row)
+        return None if row is None else _certify(self._path, client, *row)
 
     def write(self, client: int, data: bytes) -> None:
         """Replaces the client's bytes."""
@@ -114,16 +116,16 @@ class StateFile:
                 self._file.execute("BEGIN")
             return self._file.execute(statement, values)
         except sqlite3.Error as error:
-            self._error = _explain(error, self.folder)
+            self._error = _explain(error, self._path)
             raise self._error from None
 
     def _open(self) -> sqlite3.Connection:
-        if self.folder is not None:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        file = sqlite3.connect(self.folder / NAME if self.folder else "", isolation_level=None)
+        if self._path is not None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+        file = sqlite3.connect(self._path or "", isolation_level=None)
         file.execute(f"PRAGMA page_size = {_PAGE}")
         file.execute(f"PRAGMA cache_size = -{_CACHE}")
-        if self.folder is None:
+        if self._path is None:
             file.execute("PRAGMA journal_mode = OFF")
         for statement in ("BEGIN", _TABLE, _INDEX):
             file.execute(statement)
@@ -131,31 +133,32 @@ class StateFile:
         return file
 
 
-def check(folder: Path, snapshot: Tensor) -> None:
+def check(folder: Path, snapshot: Tensor, name: str = NAME) -> None:
     """An error unless every state that a snapshot means is there as it was written."""
     last, clients, total = snapshot.tolist()
+    path = folder / name
     if not clients:
         return
     try:
         # mode=rw: a missing file is not created
-        with closing(sqlite3.connect(f"{(folder / NAME).absolute().as_uri()}?mode=rw", uri=True)) as file:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True)) as file:
             (answer,) = file.execute("PRAGMA integrity_check(1)").fetchone()
             if answer != "ok":
                 raise sqlite3.DatabaseError(answer)
             for client, checksum, data in file.execute(_IN_SNAPSHOT, (last,)):
-                _certify(folder, client, checksum, data)
+                _certify(path, client, checksum, data)
                 clients, total = clients - 1, _wrap(total - checksum)
     except sqlite3.OperationalError as error:
-        raise InputError(f"cannot read {folder / NAME}: {error}") from None
+        raise InputError(f"cannot read {path}: {error}") from None
     except sqlite3.DatabaseError as error:
-        raise InputError(f"{folder / NAME} is damaged: {error}") from None
+        raise InputError(f"{path} is damaged: {error}") from None
     if clients or total:
-        raise InputError(f"{folder / NAME} is damaged: its states are not those of the checkpoint")
+        raise InputError(f"{path} is damaged: its states are not those of the checkpoint")
 
 
-def _certify(folder: Path | None, client: int, checksum: int, data: bytes) -> bytes:
+def _certify(path: Path | None, client: int, checksum: int, data: bytes) -> bytes:
     if _checksum(client, data) != checksum:
-        raise InputError(f"{_place(folder)} is damaged: the state of client {client} does not match its checksum")
+        raise InputError(f"{_place(path)} is damaged: the state of client {client} does not match its checksum")
     return data
 
 
@@ -170,13 +173,13 @@ def _wrap(number: int) -> int:
     return (number + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
-def _explain(error: sqlite3.Error, folder: Path | None) -> Exception:
+def _explain(error: sqlite3.Error, path: Path | None) -> Exception:
     if not isinstance(error, sqlite3.OperationalError):
-        return InputError(f"{_place(folder)} is damaged: {error}")
+        return InputError(f"{_place(path)} is damaged: {error}")
     if "full" in str(error):
-        return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), _place(folder))
-    return OSError(errno.EIO, str(error), _place(folder))
+        return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), _place(path))
+    return OSError(errno.EIO, str(error), _place(path))
 
 
-def _place(folder: Path | None) -> str:
-    return str(folder / NAME) if folder else "the temporary file of clients' states"
+def _place(path: Path | None) -> str:
+    return str(path) if path else "the temporary file of clients' states"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -87,8 +88,8 @@ def _find_averaged(method: Method) -> dict[str, bool]:
     found: dict[str, bool] = {}
     for name, how in method.reducers.items():
         group, reducer = how if isinstance(how, tuple) else (name, how)
-        reducer = reducer.func if isinstance(reducer, partial) else reducer
-        found[group] = found.get(group, False) or reducer.averages
+        kind: Any = reducer.func if isinstance(reducer, partial) else reducer
+        found[group] = found.get(group, False) or kind.averages
     return found
 
 

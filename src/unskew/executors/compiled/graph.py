@@ -52,6 +52,12 @@ class CompiledContext(StackedContext):
             raise NotStackable("a slot draws random numbers in the local step")
         return super().draw(purpose, make)
 
+    def draw_part(self, share: float, purpose: str) -> StackedContext:
+        """The same visits with a part of the data; not while the step is traced."""
+        if self.tracing:
+            raise NotStackable("a slot draws a part of the data in the local step")
+        return super().draw_part(share, purpose)
+
 
 @dataclass
 class Graph:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch import Tensor
 from unskew.base import seeds
 from unskew.base.batch import Batch
 from unskew.core.context import ClientContext
+from unskew.data.batches import LocalData
 from unskew.data.stacked_batches import StackedData
 from unskew.executors.stacked.lanes import LaneDiagnostics, Lanes, NotStackable
 
@@ -40,6 +41,13 @@ class StackedContext(ClientContext):
         shared = torch.Generator()
         for client in self.clients:
             yield shared.manual_seed(seeds.derive(self.seed, purpose, self.round, client))
+
+    def draw_part(self, share: float, purpose: str) -> StackedContext:
+        """The same visits, whose data are a random part of each client's."""
+        with self.lanes.leave():
+            turns = zip(self.stack.parts, self._streams(purpose), strict=True)
+            parts = StackedData([whole.draw_part(share, rng) for whole, rng in turns])
+        return replace(self, data=cast("LocalData", LaneData(parts, self.lanes)))
 
     @property
     def stack(self) -> StackedData:
@@ -90,6 +98,7 @@ class LaneData:
 
     def __init__(self, stack: StackedData, lanes: Lanes) -> None:
         self.stack, self._lanes = stack, lanes
+        self.is_part = stack.parts[0].is_part
 
     def passes(self, batch: int) -> Iterator[Batch]:
         """All samples of each client once, in order, not augmented."""

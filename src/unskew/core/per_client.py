@@ -1,0 +1,57 @@
+"""What the server remembers of each client."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from unskew.base.errors import InputError
+from unskew.base.tree import Groups
+from unskew.core.jobs import StateStore
+
+
+class MemoryStore:
+    """States in memory alone, for contexts without a run; a run has a store that is part of its checkpoints."""
+
+    def __init__(self) -> None:
+        self._states: dict[int, Groups] = {}
+        self.latest = 0
+
+    def get(self, client: int) -> Groups:
+        """The client's state; empty if there is none."""
+        return self._states.get(client, {})
+
+    def put(self, client: int, state: Groups, round_: int) -> None:
+        """Replaces the client's state."""
+        self._states[client] = state
+        self.latest = max(self.latest, round_)
+
+
+class PerClient:
+    """The server's state of single clients, in memory up to a limit and the rest on disk: `s.per_client`.
+
+    Slots that make the server's next state may write here (`init`, `digest`, `update`); the others only read.
+    """
+
+    def __init__(self, store: StateStore | None = None, round_: int = 0, writable: bool = True) -> None:
+        self._store, self._round, self._writable = store or MemoryStore(), round_, writable
+
+    def get(self, client: int) -> Groups:
+        """What was put last for this client; empty if nothing was. Not to be changed."""
+        return self._store.get(client)
+
+    def put(self, client: int, groups: Groups) -> None:
+        """Replaces all that the server remembers of this client."""
+        if not self._writable:
+            raise InputError("s.per_client.put is for init, digest and update; download, brief and publish only read")
+        own = {group: {name: _own(value) for name, value in tree.items()} for group, tree in groups.items()}
+        self._store.put(client, own, self._round)
+
+    def read_only(self) -> PerClient:
+        """The same, for slots that only read."""
+        return PerClient(self._store, self._round, writable=False)
+
+
+def _own(value: Tensor) -> Tensor:
+    """The tensor without a graph; copied if it is a view, which would keep all of its base in memory."""
+    value = value.detach()
+    return value.clone() if value.untyped_storage().nbytes() > value.nbytes else value
