@@ -11,7 +11,7 @@ from support import STACKED_TOLERANCE, gap, initial_model
 from unskew.base import tree
 from unskew.base.errors import InputError
 from unskew.base.registry import param
-from unskew.core import local_loop
+from unskew.core import held, local_loop
 from unskew.core.context import Outcome
 from unskew.core.jobs import Job
 from unskew.core.method import Method, methods
@@ -289,6 +289,22 @@ def test_shares_are_those_of_the_rule(tmp_path):
     assert sorted(row["share"] for row in rows if "share" in row) == [0.0, 0.0, 0.0, 0.0, 1.0]
 
 
+@pytest.mark.parametrize("executor", ["serial", "stacked"])
+def test_replies_that_wait_above_the_limit_are_on_disk(executor, monkeypatch, tmp_path):
+    how = {"executor": executor, **({"chunk": 3} if executor == "stacked" else {})}
+    plain = play("test_krum", execution=how)
+    monkeypatch.setattr(held.HeldReplies.__init__, "__defaults__", (20_000,))
+    monkeypatch.setattr(held.tempfile, "tempdir", str(tmp_path))
+    written = []
+    monkeypatch.setattr(held.HeldReplies, "_write", lambda self, groups, write=held.HeldReplies._write: (
+        written.append(groups), write(self, groups))[1])  # fmt: skip
+    spilled = play("test_krum", execution=how)
+    assert written and not list(tmp_path.iterdir())
+    if executor == "serial":
+        assert rows_without_times(plain) == rows_without_times(spilled)
+    assert gap(spilled, plain, initial_model(plain.run, DATA)) < 1e-6
+
+
 @pytest.mark.parametrize("weights", ["[1.0]", "[float('nan')] * len(replies)", "[-1.0] * len(replies)"])
 def test_a_rule_that_gives_no_weights_is_refused(weights):
     @methods.register("test_bad_rule")
@@ -380,8 +396,8 @@ def test_step_and_rounds_are_on_the_context():
         ("fedblade(pa=false, fa=false, terms=[feature_alignment])", "needs global class prototypes"),
         ("fedaf(terms=[prox])", "fedaf trains no model at its clients"),
         ("finetuned(fedaf, terms=[prox])", "trains no model at its clients"),
-        ("flfa(fedper, select='fixed:head')", "no layer head; candidates"),
-        ("flfa(fedas, select='fixed:head')", "no layer head; candidates"),
+        ("flfa(fedper, select='fixed:head')", "no layer head that is trained and shared"),
+        ("flfa(fedas, select='fixed:head')", "no layer head that is trained and shared"),
         ("fedsol(test_two_batches)", "has its own training"),
     ],
 )

@@ -548,8 +548,14 @@ def test_bad_options(spec, line):
 @pytest.mark.parametrize(
     "spec, line",
     [
-        ("flfa(select='fixed:tail')", "no layer tail; candidates: body.0, body.3, body.8, head"),
-        ("flfa(select='fixed:body.0', exclude_first=true)", "no layer body.0; candidates: body.3, body.8, head"),
+        (
+            "flfa(select='fixed:tail')",
+            "no layer tail that is trained and shared; candidates: body.0, body.3, body.8, head",
+        ),
+        (
+            "flfa(select='fixed:body.0', exclude_first=true)",
+            "no layer body.0 that is trained and shared; candidates: body.3",
+        ),
         ("flfa(n_layers=5)", "the model has 4 candidate layers, got 5"),
     ],
 )

@@ -13,6 +13,7 @@ from unskew.base import seeds, tree
 from unskew.base.errors import InputError
 from unskew.base.tree import Groups
 from unskew.core.context import ServerContext
+from unskew.core.held import HeldReplies, load
 from unskew.core.jobs import Executor, Job, Kind, Reply, Stack, StateStore
 from unskew.core.reducers import Reducer, Reducers, buffers
 from unskew.core.slots import overrides
@@ -140,22 +141,36 @@ class _Exchange:
         if self._surveyed is None:
             for client in self.dropped:
                 self.message(client)  # it was sent, though nothing comes back
-        holds, waiting = self._holds and kind == "train", list[Reply]()
+        if self._holds and kind == "train":
+            self._merge_at_the_end(kind, every)
+        else:
+            self._merge_as_they_come(kind, every)
+        if kind == "train":
+            self._note_shares()
+        return {name: reducer.result() for name, (_, reducer) in accumulators.items()}
+
+    def _merge_as_they_come(self, kind: Kind, accumulators: list[tuple[str, Reducer]]) -> None:
+        waiting: list[Reply] = []  # for the last one of its stack
         for reply in self.executor.run(self._jobs(kind)):
             began = time.perf_counter()
             if (taken := self._take(kind, reply)) is not None:
                 waiting.append(taken)
-            if not holds and (reply.stack is None or reply.place == reply.stack.count - 1):
-                _merge(waiting, every)
-                waiting.clear()
+            if reply.stack is None or reply.place == reply.stack.count - 1:
+                _merge(waiting, accumulators)
+                waiting = []
             self.merging += time.perf_counter() - began
-        began = time.perf_counter()
-        _merge(self._weigh(waiting) if holds else waiting, every)
-        if kind == "train":
-            self._note_shares()
-        merged = {name: reducer.result() for name, (_, reducer) in accumulators.items()}
-        self.merging += time.perf_counter() - began
-        return merged
+
+    def _merge_at_the_end(self, kind: Kind, accumulators: list[tuple[str, Reducer]]) -> None:
+        held = HeldReplies()
+        try:
+            for reply in self.executor.run(self._jobs(kind)):
+                if (taken := self._take(kind, reply)) is not None:
+                    held.add(taken)
+            began = time.perf_counter()
+            _merge(self._weigh(held.replies), accumulators)
+            self.merging += time.perf_counter() - began
+        finally:
+            held.close()
 
     def _weigh(self, replies: list[Reply]) -> list[Reply]:
         """The replies with the weights that the method's own rule gives them."""
@@ -259,7 +274,7 @@ def _merge(replies: list[Reply], accumulators: list[tuple[str, Reducer]]) -> Non
                     reducer.add_stack(stack.groups[group], some)
             continue
         for reply in some:
-            whole = reply if stack is None else replace(reply, groups=stack.take(reply.place))
+            whole = load(reply) if stack is None else replace(reply, groups=stack.take(reply.place))
             for group, reducer in accumulators:
                 if whole.groups.get(group):
                     reducer.add(whole.groups[group], whole)

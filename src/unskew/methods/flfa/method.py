@@ -93,7 +93,9 @@ class FLFA(Wrapper):
         """The inner method's state; no layer is chosen yet, unless it is fixed."""
         known, named = self.candidates(s), self._named_layers()
         if unknown := [layer for layer in named if layer not in known]:
-            raise InputError(f"flfa.select: no layer {', '.join(unknown)}; candidates: {', '.join(known)}")
+            raise InputError(
+                f"flfa.select: no layer {', '.join(unknown)} that is trained and shared; candidates: {', '.join(known)}"
+            )
         if self.n_layers > len(known):
             raise InputError(f"flfa.n_layers: the model has {len(known)} candidate layers, got {self.n_layers}")
         return {**self.inner.init(s), "feedback": self._state(s, named, "", 0)}
