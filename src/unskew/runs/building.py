@@ -24,7 +24,7 @@ from unskew.executors.pool.executor import Pool
 from unskew.executors.serial import Serial
 from unskew.executors.stacked.executor import Stacked
 from unskew.models.base import Model
-from unskew.runs.config import Run
+from unskew.runs.config import Run, cohort_size
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,11 @@ def prepare(
     `saved_split`: the file of a partition to use instead of making it again.
     """
     data = prepare_data(config, data_dir, dataset, download)
-    config = config.resolve(data)
+    return prepare_resolved(config.resolve(data), data, saved_split)
+
+
+def prepare_resolved(config: Run, data: Dataset, saved_split: Path | None = None) -> Prepared:
+    """The same for a run that is resolved, on its data from `prepare_data`."""
     partition = cut(config, data) if saved_split is None else _load_split(config, data, saved_split)
     return Prepared(config, make_task(config, data, partition))
 
@@ -102,7 +106,7 @@ def make_task(config: Run, data: Dataset, partition: Partition) -> Task:
         local=config.local.settings(),
         lr_decay=config.local.lr_decay,
         buffer_policy=method.buffer_policy or config.local.buffers,
-        cohort_size=cohort_size(config, len(partition)),
+        cohort_size=cohort_size(config.sample, len(partition)),
         dropout=config.dropout,
         stragglers=config.stragglers,
         straggler_online=config.straggler_online,
@@ -112,11 +116,6 @@ def make_task(config: Run, data: Dataset, partition: Partition) -> Task:
     for measure in config.measure:
         measure.check(task)
     return task
-
-
-def cohort_size(config: Run, clients: int) -> int:
-    """How many clients take part in a round."""
-    return max(1, int(config.sample * clients + 1e-9))  # 1e-9: 0.29 * 100 is 28.999… in binary
 
 
 def build_model(config: Run, data: Dataset) -> Model:
