@@ -101,12 +101,12 @@ def time_turns(plain: Way, other: Way, repeats: int) -> list[float]:
 
 
 def choose_steps(make: Callable[[Case, int], tuple[Way, Way]], case: Case) -> int:
-    """Steps enough for about a third of a second, so that the clock's grain and the start do not count."""
+    """Steps enough for about a second, at least ten, so that what is done once a visit counts little."""
     work = make(case, 2)[0]
     work()
     began = time.process_time()
     work()
-    return max(2, min(200, int(0.6 / max(1e-3, time.process_time() - began))))
+    return max(10, min(200, int(0.6 / max(1e-3, time.process_time() - began))))
 
 
 def list_cases(models: str, batches: list[int], cohorts: list[int], precision: Precision) -> Iterator[Case]:

@@ -1,5 +1,6 @@
 """What changes rounding follows written rules: no clock, no look at the free memory; and it is part of the hash."""
 
+import logging
 import time
 from dataclasses import replace
 
@@ -79,8 +80,10 @@ def test_memory_format_by_network_device_and_precision(model, device, precision,
         ({}, {"memory_format": "contiguous"}, "auto"),  # fixed, as in a run that is resumed
     ],
 )
-def test_auto_stacks_tiny_dense_networks_only(changes, execution, expected):
+def test_auto_stacks_tiny_dense_networks_only_and_says_so(caplog, changes, execution, expected):
+    caplog.set_level(logging.INFO)
     assert resolve({"executor": "auto", **execution}, **changes).execution.executor == expected
+    assert ("executor: stacked" in caplog.text) == (expected == "stacked")
 
 
 @pytest.mark.parametrize("free", [0, 1 << 20, 1 << 40])

@@ -77,7 +77,7 @@ class Execution(Component):
 
     executor: Literal["serial", "pool", "stacked", "auto"] = param(
         default="serial",
-        doc="who does the clients' work; auto: stacked for tiny dense networks, else what a quick trial finds faster",
+        doc="who does the clients' work; auto: stacked for tiny dense networks, else serial or pool by a quick trial",
     )
     workers: int = param(default=0, ge=0, doc="processes of the pool; 0: one per core")
     retries: int = param(default=0, ge=0, doc="how often a job whose worker died is given to a new one")
@@ -85,7 +85,7 @@ class Execution(Component):
     compile: bool = param(default=False, doc="`stacked` compiles the local step (torch.compile's backend)")
     memory_format: Literal["auto", "contiguous", "channels_last"] = param(
         default="auto",
-        doc="memory layout of images and convolutions; auto: channels_last if there are any, save in float32 on a GPU",
+        doc="memory layout of images and weights; auto: channels_last with convolutions (on GPUs not in float32)",
     )
     device: str = param(default="cpu", doc="where clients work: cpu, cuda, cuda:1, or auto: a GPU if there is one")
     precision: Precision = param(
