@@ -133,6 +133,14 @@ def test_resume_with_an_unknown_executor(call: Call, interrupted: Path):
     )
 
 
+def test_resume_with_an_executor_that_rounds_otherwise(call: Call, interrupted: Path):
+    before = contents(interrupted)
+    assert_refused(
+        call(f"resume {interrupted} --executor stacked"), "continues with serial, pool or auto only, got 'st"
+    )
+    assert contents(interrupted) == before
+
+
 def test_resume_after_the_data_changed(call: Call, bad_files: Path, tmp_path: Path):
     data, run = tmp_path / "data.npz", tmp_path / "run"
     shutil.copy(bad_files / "good.npz", data)

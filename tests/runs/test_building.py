@@ -56,9 +56,10 @@ def test_a_run_from_the_command_line_is_prepared_once(calls, tmp_path, monkeypat
     assert calls == {"resolve": 1, "load": 1, "build_model": 1}  # the server's state is in the checkpoint
 
 
-def test_a_comparison_loads_the_data_once(calls, tmp_path):
+def test_a_comparison_loads_the_data_and_resolves_each_cell_once(calls, tmp_path):
     found = unskew.compare(["fedavg", "scaffold"], seeds=2, out=tmp_path, **PLAIN)
     assert len(found) == 4 and calls["load"] == 1
+    assert calls["resolve"] == calls["build_model"] == 4
 
 
 def test_what_a_method_refuses_leaves_no_folder(tmp_path):
@@ -69,10 +70,10 @@ def test_what_a_method_refuses_leaves_no_folder(tmp_path):
 
 def test_what_a_method_refuses_in_a_trial_is_refused_and_not_remembered(tmp_path, monkeypatch):
     monkeypatch.setenv("UNSKEW_CACHE", str(tmp_path / "cache"))
-    table = {"clients": 4, "split": "iid", "rounds": 1, "model": "mlp", "execution": {"executor": "auto"}}
+    table = {"clients": 4, "split": "iid", "rounds": 1, "model": "mlp", "execution": {"executor": "auto", "workers": 2}}
     with pytest.raises(InputError, match="n_layers"):
         engine.run(from_table({**table, "method": "flfa(n_layers=99)"}), tmp_path / "run")
-    assert not (tmp_path / "run").exists() and not list((tmp_path / "cache" / "calibration").iterdir())
+    assert not (tmp_path / "run").exists() and not list(tmp_path.glob("cache/calibration/*"))
 
 
 def test_every_cell_is_checked_before_the_first_is_run(tmp_path):

@@ -1,4 +1,4 @@
-"""Choices by measuring: made once, written down, and never made again."""
+"""`auto` between executors that give the same bits: measured once, written down, and not measured again."""
 
 import json
 import logging
@@ -11,7 +11,7 @@ from unskew.core.method import Method, methods
 from unskew.runs import calibration, engine
 from unskew.runs.config import from_table, read_file
 
-TABLE = {"clients": 6, "split": "iid", "rounds": 2, "model": "cnn8", "execution": {"executor": "auto"}}
+TABLE = {"clients": 6, "split": "iid", "rounds": 2, "model": "cnn8", "execution": {"executor": "auto", "workers": 2}}
 
 
 @pytest.fixture(autouse=True)
@@ -22,18 +22,15 @@ def own_cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Times that a test can set: seconds of a short visit by way."""
-    times = {"contiguous": 1.0, "channels_last": 1.0, "serial": 1.0, "stacked": 1.0}
-    asked = []
+    """What a test says that a short visit takes, in seconds."""
+    times = {"visit": 1.0, "asked": 0}
 
-    def measured(ways, **_):
-        asked.append(sorted(ways))
-        for work in ways.values():
-            work()
-        return {name: times[name] for name in ways}
+    def measured(work):
+        work()
+        times["asked"] += 1
+        return times["visit"]
 
-    monkeypatch.setattr(calibration, "_time_in_turns", measured)
-    times["asked"] = asked
+    monkeypatch.setattr(calibration, "_time", measured)
     return times
 
 
@@ -41,72 +38,57 @@ def never(*_, **__):
     raise AssertionError("measured again")
 
 
-@pytest.mark.parametrize(
-    ("serial", "stacked", "cores", "expected"),
-    [(1.0, 1.0, 1, "stacked"), (1.0, 9.0, 1, "serial"), (1.0, 9.0, 2, "pool"), (1e-4, 9.0, 2, "serial")],
-)
-def test_the_fastest_is_chosen_and_said(clock, caplog, monkeypatch, serial, stacked, cores, expected):
+@pytest.mark.parametrize(("visit", "expected"), [(1.0, "pool"), (1e-4, "serial")])
+def test_the_faster_one_is_chosen_and_said(clock, caplog, visit, expected):
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr("os.cpu_count", lambda: cores)
-    clock |= {"serial": serial, "stacked": stacked}
-    chosen = engine.run(from_table(TABLE)).run.execution
-    assert chosen.executor == expected
+    clock["visit"] = visit
+    assert engine.run(from_table(TABLE)).run.execution.executor == expected
     assert f"executor: {expected} (estimated seconds a round: serial" in caplog.text
-    assert chosen.chunk == (6 if expected == "stacked" else 0)
 
 
-@pytest.mark.parametrize(("gain", "expected"), [(1.3, "channels_last"), (1.02, "contiguous"), (0.7, "contiguous")])
-def test_channels_last_only_where_it_gains(clock, gain, expected):
-    clock["contiguous"] = gain
-    assert engine.run(from_table({**TABLE, "execution": {}})).run.execution.memory_format == expected
+@pytest.mark.parametrize("execution", [{"workers": 1}, {"threads": 2}])
+def test_nothing_is_measured_where_there_is_no_choice(monkeypatch, own_cache, execution):
+    monkeypatch.setattr(calibration, "_time", never)
+    found = engine.run(from_table({**TABLE, "execution": {"executor": "auto", "workers": 2, **execution}}))
+    assert found.run.execution.executor == "serial" and not own_cache.exists()
 
 
 def test_what_was_chosen_is_written_and_taken_by_rerun_and_resume(clock, tmp_path, monkeypatch):
-    clock |= {"stacked": 0.1, "contiguous": 2.0}
     first = engine.run(from_table(TABLE), tmp_path / "first")
     written = read_file(tmp_path / "first/run.toml")["execution"]
-    assert (written["executor"], written["memory_format"], written["chunk"]) == ("stacked", "contiguous", 6)
-    monkeypatch.setattr(calibration, "_time_in_turns", never)
-    monkeypatch.setattr(calibration, "clients_at_once", never)
+    assert (written["executor"], written["memory_format"]) == ("pool", "channels_last")
+    monkeypatch.setattr(calibration, "_time", never)
     again = engine.run(from_table(read_file(tmp_path / "first/run.toml")), tmp_path / "again")
     (tmp_path / "first/summary.json").unlink()
     resumed = engine.resume(tmp_path / "first")
+    assert first.run.hash == again.run.hash == resumed.run.hash
     for name, value in first.server["model"].items():
         assert torch.equal(value, again.server["model"][name]) and torch.equal(value, resumed.server["model"][name])
 
 
 def test_a_choice_is_kept_in_the_cache(clock, own_cache, monkeypatch):
     first = engine.run(from_table(TABLE)).run.execution
-    assert clock["asked"] == [["channels_last", "contiguous"], ["serial", "stacked"]]
-    kept = [json.loads(path.read_text()) for path in sorted((own_cache / "calibration").iterdir())]
-    assert [entry["what"] for entry in kept] == ["executor", "memory format"]
-    monkeypatch.setattr(calibration, "_time_in_turns", never)
+    assert clock["asked"] == 1
+    (kept,) = (json.loads(path.read_text()) for path in (own_cache / "calibration").iterdir())
+    assert (kept["what"], kept["choice"]) == ("executor", "pool")
+    monkeypatch.setattr(calibration, "_time", never)
     assert engine.run(from_table(TABLE)).run.execution == first
 
 
-def test_methods_that_are_compared_use_the_same_memory_format(clock, monkeypatch):
-    clock["contiguous"] = 1.5
-    engine.run(from_table({**TABLE, "execution": {}}))
-    monkeypatch.setattr(calibration, "_time_in_turns", never)
-    other = engine.run(from_table({**TABLE, "method": "scaffold", "seed": 1, "execution": {}}))
-    assert other.run.execution.memory_format == "channels_last"
-
-
-@pytest.mark.parametrize("content", ["", "[]", '{"choice": 3', "{}"])
-def test_a_damaged_entry_is_measured_again(clock, own_cache, content):
-    engine.run(from_table({**TABLE, "execution": {}}))
+@pytest.mark.parametrize("content", ["", "[]", '{"choice": 3', "{}", '{"choice": "stacked", "why": "it was faster"}'])
+def test_an_entry_that_is_damaged_or_names_another_executor_is_measured_again(clock, own_cache, content):
+    engine.run(from_table(TABLE))
     (entry,) = (own_cache / "calibration").iterdir()
     entry.write_text(content)
-    clock["contiguous"] = 1.5
-    assert engine.run(from_table({**TABLE, "execution": {}})).run.execution.memory_format == "channels_last"
+    clock["visit"] = 1e-4
+    assert engine.run(from_table(TABLE)).run.execution.executor == "serial"
 
 
 def test_without_a_cache_nothing_is_measured(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("UNSKEW_CACHE", str(tmp_path / "file"))
-    monkeypatch.setattr(calibration, "_time_in_turns", never)
-    chosen = engine.run(from_table(TABLE)).run.execution
-    assert (chosen.executor, chosen.memory_format) == ("serial", "contiguous")
+    monkeypatch.setattr(calibration, "_time", never)
+    assert engine.run(from_table(TABLE)).run.execution.executor == "serial"
 
 
 def test_a_method_that_fails_fails_in_the_run_with_its_client():
@@ -124,10 +106,8 @@ def test_a_method_that_fails_fails_in_the_run_with_its_client():
         methods._classes.pop("test_fails_always")
 
 
-def test_a_chunk_fits_the_free_memory(monkeypatch):
-    chunks = []
-    for free in (1 << 40, 20 << 20, 0):
-        monkeypatch.setattr(calibration, "free_memory", lambda device, free=free: free)
-        run = engine.run(from_table({**TABLE, "clients": 100, "rounds": 1, "execution": {"executor": "stacked"}})).run
-        chunks.append(run.execution.chunk)
-    assert chunks[0] == calibration.MOST_CLIENTS > chunks[1] > chunks[2] == 1
+@pytest.mark.parametrize(("free", "lines"), [(1 << 40, 0), (1 << 10, 1)])
+def test_a_chunk_that_does_not_fit_the_free_memory_is_said_once_and_kept(monkeypatch, caplog, free, lines):
+    monkeypatch.setattr(calibration, "free_memory", lambda device: free)
+    found = engine.run(from_table({**TABLE, "execution": {"executor": "stacked"}})).run.execution
+    assert found.chunk == 6 and caplog.text.count("take a smaller --chunk") == lines

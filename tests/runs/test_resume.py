@@ -202,7 +202,7 @@ def test_folder_reads_back(whole):
     folder, run = RunFolder.open(whole)
     wanted = building.prepare(from_table(TABLE)).config
     assert replace(run, execution=wanted.execution) == wanted and folder.finished
-    assert run.execution.memory_format != "auto"  # what was chosen by measuring is written down
+    assert run.execution.memory_format != "auto"  # what a rule chose is written down
     assert sorted(folder.rounds()) == list(range(7))
     assert {row["round"] for row in folder.client_rows()} == set(range(1, 7))
 

@@ -32,7 +32,7 @@ from unskew.report.tables import Table as Compared
 from unskew.runs import building, engine
 from unskew.runs.comparison import CellResult, Metric
 from unskew.runs.comparison import compare as run_all
-from unskew.runs.config import FLAGS, Run
+from unskew.runs.config import FLAGS, Run, cohort_size
 from unskew.runs.folder import Row
 
 SUFFIX: dict[Format, str] = {"json": "json", "md": "md", "csv": "csv", "latex": "tex"}
@@ -69,20 +69,21 @@ def compare(
     prepared = building.prepare_data(base, data_dir, data)
     if metric == "best_on_validation" and prepared.validation is None:
         raise InputError("--metric best_on_validation needs validation samples; add --validation 0.1 or so")
-    base = base.resolve(prepared)
-    out = out or Path("runs") / f"compare-{base.hash}"
+    shown = base.resolve(prepared)
+    out = out or Path("runs") / f"compare-{shown.hash}"
     with _Announcer(quiet) as announcer:
+        # not as it was resolved: that is for FedAvg, and another method may not be stackable
         cells = run_all(base, wanted, numbers, out, data_dir=data_dir, dataset=data, announce=announcer)
     reused = sum(cell.reused for cell in cells)
     if reused and not quiet:
         note(f"{reused} of {len(cells)} runs were finished already and were not run again")
-    result = comparison_table(cells, make_title(base, len(numbers)), metric)
+    result = comparison_table(cells, make_title(shown, len(numbers)), metric)
     earlier = out / "table.json"
     if not quiet and earlier.exists() and earlier.read_text(encoding="utf-8") != render(result, "json"):
         note(f"the earlier table and pictures in {out} are replaced; all its runs are kept")
     for kind, suffix in SUFFIX.items():
         storage.write_atomic(out / f"table.{suffix}", render(result, kind).encode(), sync=False)
-    draw_pictures(base, cells, result, numbers[0], data, data_dir, out)
+    draw_pictures(shown, cells, result, numbers[0], data, data_dir, out)
     pictures = [("Accuracy over rounds", out / "curves.png"), ("Who holds what", out / "split.png")]
     measured = draw_measures(cells, out / "measures.png")
     if measured:
@@ -159,7 +160,7 @@ def read_seeds(text: str) -> list[int]:
 def make_title(run: Run, seeds: int) -> str:
     """What was compared, in a line."""
     assert run.clients is not None
-    cohort = building.cohort_size(run, run.clients)
+    cohort = cohort_size(run.sample, run.clients)
     each = "all" if cohort == run.clients else f"{cohort} of"
     return (
         f"{run.data}, {run.split}, {each} {run.clients} clients a round, {_count(run.rounds, 'round')}, "

@@ -26,7 +26,7 @@ from unskew.executors.pool.executor import Pool
 from unskew.executors.serial import Serial
 from unskew.executors.stacked.executor import Stacked
 from unskew.models.base import Model
-from unskew.runs.config import Run
+from unskew.runs.config import Run, cohort_size
 from unskew.wire.chain import Chain, build_chain
 
 
@@ -51,7 +51,11 @@ def prepare(
     `saved_split`: the file of a partition to use instead of making it again.
     """
     data = prepare_data(config, data_dir, dataset, download)
-    config = config.resolve(data)
+    return prepare_resolved(config.resolve(data), data, saved_split)
+
+
+def prepare_resolved(config: Run, data: Dataset, saved_split: Path | None = None) -> Prepared:
+    """The same for a run that is resolved, on its data from `prepare_data`."""
     partition = cut(config, data) if saved_split is None else _load_split(config, data, saved_split)
     return Prepared(config, make_task(config, data, partition))
 
@@ -105,7 +109,7 @@ def make_task(config: Run, data: Dataset, partition: Partition) -> Task:
         local=config.local.settings(),
         lr_decay=config.local.lr_decay,
         buffer_policy=method.buffer_policy or config.local.buffers,
-        cohort_size=cohort_size(config, len(partition)),
+        cohort_size=cohort_size(config.sample, len(partition)),
         dropout=config.dropout,
         stragglers=config.stragglers,
         straggler_online=config.straggler_online,
@@ -125,11 +129,6 @@ def check_method(config: Run) -> Chain | None:
     check_reducers(method.name, {**method.reducers, **method.survey_reducers})
     check_terms(method)
     return build_chain(config.wire, method)
-
-
-def cohort_size(config: Run, clients: int) -> int:
-    """How many clients take part in a round."""
-    return max(1, int(config.sample * clients + 1e-9))  # 1e-9: 0.29 * 100 is 28.999… in binary
 
 
 def build_model(config: Run, data: Dataset) -> Model:

@@ -28,7 +28,7 @@ KEPT = 2
 _STATES = "client states"
 _REMEMBERED = "states of clients at the server"
 """Only in checkpoints of methods that put some."""
-_FORMAT = 3
+_FORMAT = 4
 
 
 @dataclass(frozen=True)
@@ -85,10 +85,10 @@ def _read(path: Path, run_hash: str) -> Checkpoint:
     """The checkpoint, if it and all states that belong to it are whole."""
     data = storage.read_certified(path)
     notes = storage.read_notes(data)
+    if notes.get("format") != _FORMAT:  # first: versions also differ in what the hash is made of
+        raise _OtherRun(f"{path} was written by another version of unskew; resume with that version, or start again")
     if notes["run"] != run_hash:
         raise _OtherRun(f"{path} belongs to run {notes['run']}, but run.toml gives {run_hash}; restore run.toml")
-    if notes.get("format") != _FORMAT:
-        raise _OtherRun(f"{path} was written by another version of unskew; resume with that version, or start again")
     groups = storage.decode(data)
     states = groups.pop(_STATES)["snapshot"]
     state_file.check(path.parent, states)

@@ -76,7 +76,8 @@ def _run_cell(run: Run, path: Path, data: Dataset, watch: engine.Watch | None) -
     elif begun:
         engine.resume(path, dataset=data, watch=watch, model=run.model)
     else:
-        engine.run(run, path, dataset=data, watch=watch)
+        folder.check_free()  # before anything takes time
+        engine.start(building.prepare_resolved(run, building.prepare_data(run, dataset=data)), path, watch=watch)
     rows = [row for _, row in sorted(folder.rounds().items())]
     return CellResult(str(run.method), run.seed, path, folder.summary(), rows, reused)
 

@@ -27,6 +27,7 @@ from unskew.data.sources.base import Source, sources
 from unskew.data.transforms import Augment, transforms
 from unskew.measures.base import Measure, build_all
 from unskew.models.base import Architecture, architectures
+from unskew.runs import rules
 from unskew.runs.sections import Evaluation, Execution, Local, section
 from unskew.wire.base import Processor, processors
 
@@ -69,7 +70,7 @@ class Run(Component):
 
     @property
     def hash(self) -> str:
-        """Names the run: equal for runs that must give equal results."""
+        """Names a resolved run: equal for runs that must give equal results."""
         table = to_table(self)
         del table["plugins"]  # where code is stored is not what it does
         del table["measure"]  # measuring changes no result
@@ -77,12 +78,11 @@ class Run(Component):
             del table["stragglers"], table["straggler_online"]
         if not self.wire:
             del table["wire"]
-        # sums round differently with another number of threads, and bfloat16 is another computation
-        table["execution"] = {"threads": self.execution.threads, "precision": self.execution.precision}
+        table["execution"] = self.execution.rounding
         return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:12]
 
     def resolve(self, data: Dataset) -> Run:
-        """The run with what depends on the data filled in, the number of clients and the model; refuses a misfit."""
+        """The run with all that its results depend on filled in, from the data or by a rule; refuses a misfit."""
         if not self.augment.is_identity:
             self.augment.check(data.shape)
         if self.method.output == "personal" and self.evaluation.local_test == "none":
@@ -100,7 +100,16 @@ class Run(Component):
             )
         self.execution.check()
         clients = self.clients or self.split.fixed_clients(data) or 20
-        return dataclasses.replace(self, clients=clients, model=self.model or default_model(data.shape))
+        model = self.model or default_model(data.shape)
+        execution = rules.fix_execution(
+            self.execution,
+            build=lambda: model.build(data.shape, data.num_classes),
+            shape=data.shape,
+            batch=min(self.local.batch, len(data.train)),
+            cohort=cohort_size(self.sample, clients),
+            stackable=self.method.stackable,
+        )
+        return dataclasses.replace(self, clients=clients, model=model, execution=execution)
 
     @property
     def title(self) -> str:
@@ -111,6 +120,11 @@ class Run(Component):
         """The resolved run as a TOML file."""
         table = to_table(self)
         return tomli_w.dumps({key: _without_names(value) for key, value in table.items() if key != "name"})
+
+
+def cohort_size(share: float, clients: int) -> int:
+    """How many of the clients take part in a round."""
+    return max(1, int(share * clients + 1e-9))  # 1e-9: 0.29 * 100 is 28.999… in binary
 
 
 def default_model(shape: tuple[int, ...]) -> Architecture:

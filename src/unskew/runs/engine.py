@@ -17,7 +17,6 @@ from unskew.base import storage
 from unskew.base.errors import ClientError, InputError
 from unskew.base.json_text import to_json
 from unskew.base.process import prepare_process
-from unskew.base.registry import construct
 from unskew.base.tree import Groups
 from unskew.core.jobs import Executor
 from unskew.core.observer import Observer, as_observer
@@ -28,14 +27,13 @@ from unskew.data.dataset import Dataset
 from unskew.data.files.download import Progress
 from unskew.measures.recorder import Recorder
 from unskew.models.base import Architecture, Model
-from unskew.runs import checkpoint
+from unskew.runs import checkpoint, rules
 from unskew.runs.building import Prepared, build_model, make_executor, prepare
 from unskew.runs.calibration import settle
 from unskew.runs.client_store import StateStore
 from unskew.runs.config import Run
 from unskew.runs.evaluation import evaluate_clients, evaluate_global
 from unskew.runs.folder import Row, RunFolder
-from unskew.runs.sections import Execution
 from unskew.runs.state_file import SERVER_NAME
 from unskew.runs.summary import summarise
 
@@ -120,7 +118,7 @@ def resume(
     if model is not None:
         config = replace(config, model=model)
     if executor is not None:
-        config = replace(config, execution=construct(Execution, {**vars(config.execution), "executor": executor}))
+        config = _change_executor(config, executor, folder)
     has_split = folder.split.exists()
     prepared = prepare(config, data_dir, dataset, saved_split=folder.split if has_split else None)
     task = prepared.task
@@ -128,6 +126,19 @@ def resume(
         task.federation.partition.save(folder.split)
     folder.drop_torn_lines()
     return _Loop(settle(prepared.config, task), task, folder, watch).run()
+
+
+def _change_executor(config: Run, executor: str, folder: RunFolder) -> Run:
+    """The run with another executor that gives the same bits; any other one is refused."""
+    changed = replace(config, execution=rules.change(config.execution, executor=executor))
+    if changed.hash != config.hash:
+        begun = config.execution.executor
+        fitting = "stacked" if begun == "stacked" else "serial, pool or auto"
+        raise InputError(
+            f"{folder.path} was begun with executor '{begun}'; to the last bit it continues with {fitting} only, "
+            f"got '{executor}'; leave --executor out, or start another run"
+        )
+    return changed
 
 
 def _make_server(config: Run, task: Task) -> Groups:

@@ -10,6 +10,7 @@ from typing_extensions import dataclass_transform
 from unskew.base.errors import InputError
 from unskew.base.registry import Component, param, validated
 from unskew.base.settings import LocalSettings
+from unskew.base.text import Table
 from unskew.core.context import BufferPolicy
 from unskew.core.device import Device, Precision
 from unskew.data.federation import LocalTest
@@ -72,17 +73,19 @@ class Evaluation(Component):
 
 @section
 class Execution(Component):
-    """How the work is done. `serial` and `pool` give the same bits; the rest changes rounding at most."""
+    """How the work is done. `serial` and `pool` give the same bits; what changes rounding is part of the hash."""
 
     executor: Literal["serial", "pool", "stacked", "auto"] = param(
-        default="serial", doc="who does the clients' work; auto: what a quick trial finds fastest"
+        default="serial",
+        doc="who does the clients' work; auto: stacked for tiny dense networks, else serial or pool by a quick trial",
     )
     workers: int = param(default=0, ge=0, doc="processes of the pool; 0: one per core")
     retries: int = param(default=0, ge=0, doc="how often a job whose worker died is given to a new one")
-    chunk: int = param(default=0, ge=0, doc="clients that `stacked` runs at once; 0: as many as fit the free memory")
+    chunk: int = param(default=0, ge=0, doc="clients that `stacked` runs at once; 0: as many as fit 1 GiB, at most 64")
     compile: bool = param(default=False, doc="`stacked` compiles the local step (torch.compile's backend)")
     memory_format: Literal["auto", "contiguous", "channels_last"] = param(
-        default="auto", doc="memory layout of images and convolutions; auto: what a quick trial finds faster"
+        default="auto",
+        doc="memory layout of images and weights; auto: channels_last with convolutions (on GPUs not in float32)",
     )
     device: str = param(default="cpu", doc="where clients work: cpu, cuda, cuda:1, or auto: a GPU if there is one")
     precision: Precision = param(
@@ -95,6 +98,18 @@ class Execution(Component):
     state_memory: int = param(
         default=256, ge=1, doc="MiB of client state kept in memory, and of the server's state of clients"
     )
+
+    @property
+    def rounding(self) -> Table:
+        """What may change the last bits of a result: equal for `serial` and `pool`, whatever their workers."""
+        stacked = {"chunk": self.chunk, "compile": self.compile} if self.executor == "stacked" else None
+        return {
+            "threads": self.threads,  # sums are split among them
+            "precision": self.precision,
+            "device": self.device.partition(":")[0],  # its number does not matter
+            "memory_format": self.memory_format,
+            "stacked": stacked,
+        }
 
     def check(self) -> None:
         """An error where options do not fit together, or the machine lacks what they ask for."""
