@@ -95,7 +95,9 @@ def test_serial_and_stacked_take_the_same_samples(augment):
         more = {"diagnostics": LaneDiagnostics(lanes), "clients": clients, "lanes": lanes}
         c = open_visit(task, Job("train", 1, 0, message), data, lanes, StackedContext, **more)
         part = c.draw_part(0.4, "some")
-        batches, passes = see(part.batches(purpose="some"), lanes), see(part.passes(4), lanes)
+        # as `sgd` does: a slot's own loop over uneven batches is refused
+        batches = see(lanes._hold_clients(part.batches(purpose="some")), lanes)
+        passes = see(part.passes(4), lanes)
         sizes, counts = lanes.unwrap(part.num_samples), lanes.unwrap(part.counts)
     for client, ((wanted, wanted_passes), size, count) in enumerate(alone):
         assert int(sizes[client]) == size and torch.equal(counts[client], count)

@@ -113,7 +113,7 @@ def test_a_stack_is_decoded_like_each_of_its_clients(wire):
     ]
     stacked = {group: {name: torch.stack([one[group][name] for one in each]) for name in own}
                for group, own in each[0].items()}  # fmt: skip
-    stack, finite = Stack(stacked, [1.0, 2.0, 3.0], True).decode(chain)
+    stack, finite = Stack(stacked, 3, True).decode(chain)
     assert finite == [True] * 3 and stack.sound
     for k, one in enumerate(each):
         for name, value in chain.decode(one)["delta"].items():

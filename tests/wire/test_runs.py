@@ -53,11 +53,12 @@ def test_eight_bits_are_a_quarter_in_the_message_and_in_the_rows(tmp_path):
     assert packed.rounds[1]["bytes_down"] == plain.rounds[1]["bytes_down"]
 
 
-def test_buffers_and_traces_travel_as_they_are():
+def test_buffers_and_weights_travel_as_they_are():
     plain, packed = (building.prepare(config("fedas", wire=wire), dataset=DATA).task for wire in ("", "quantise"))
-    ours, theirs = (task.work(job_of(task)).groups for task in (packed, plain))
-    for group in ("buffers", "fisher"):
-        assert all(torch.equal(ours[group][name], value) for name, value in theirs[group].items())
+    mine, other = (task.work(job_of(task)) for task in (packed, plain))
+    ours, theirs = mine.groups, other.groups
+    assert mine.weight == other.weight != mine.num_samples
+    assert all(torch.equal(ours["buffers"][name], value) for name, value in theirs["buffers"].items())
     decoded = packed.wire.decode(ours)["delta"]
     assert {name: value.shape for name, value in decoded.items()} == {n: v.shape for n, v in theirs["delta"].items()}
 

@@ -69,7 +69,7 @@ class mean(Reducer):
     def add_stack(self, value: Tree, replies: Sequence[Reply]) -> None:
         """Takes in the trees of many clients at once, [K, ...]."""
         weights = [reply.weight for reply in replies]
-        by = torch.tensor(weights)
+        by = torch.tensor(weights, dtype=torch.float64)
         sums = {name: (by.to(v.dtype) @ v.reshape(len(by), -1)).view(v.shape[1:]) for name, v in value.items()}
         whole = sum(weights)
         if sums.keys() == self._sum.keys():
