@@ -161,7 +161,7 @@ def test_failed_client_is_exit_1_and_resumable(call: Call, tmp_path: Path, monke
         "@methods.register('failing')\n"
         "class Failing(FedAvg):\n"
         "    'Fails at work.'\n\n"
-        "    def own_terms(self):\n"
+        "    def criterion(self, c, out, batch):\n"
         "        raise RuntimeError('no terms today')\n"
     )
     said = call("run --plugin failing.py --method failing --rounds 1 --out run --quiet")

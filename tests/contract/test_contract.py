@@ -187,7 +187,8 @@ def test_bytes_are_those_of_the_messages(spec, tmp_path):
     rows = [json.loads(line) for line in (tmp_path / "run/clients.jsonl").read_text().splitlines()]
     row = next(row for row in rows if row["client"] == 0 and "bytes_up" in row)
     assert row["bytes_down"] == tree.nbytes(job.message)
-    assert row["bytes_up"] == tree.nbytes(reply.groups)
+    own_weight = 0 if reply.weight == reply.num_samples else 4
+    assert row["bytes_up"] == tree.nbytes(reply.groups) + own_weight
     assert result.rounds[1]["bytes_up"] == sum(row["bytes_up"] for row in rows if "bytes_up" in row)
 
 

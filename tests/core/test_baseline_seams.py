@@ -408,6 +408,22 @@ def test_what_does_not_fit_is_refused_in_one_line(spec, line):
     assert "\n" not in str(error.value)
 
 
+def test_terms_that_cannot_be_made_are_one_line():
+    @methods.register("test_no_terms")
+    class NoTerms(Method):
+        """Fails to say what it is made of."""
+
+        def own_terms(self):
+            raise RuntimeError("no terms\ntoday")
+
+    try:
+        with pytest.raises(InputError, match=r"test_no_terms\.own_terms fails: RuntimeError: no terms") as error:
+            play("test_no_terms")
+        assert "\n" not in str(error.value)
+    finally:
+        del methods._classes["test_no_terms"]
+
+
 def test_a_term_whose_need_a_method_declares_is_accepted():
     @terms.register("test_needs_more")
     class NeedsMore(Term):

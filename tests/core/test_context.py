@@ -1,6 +1,7 @@
 """Passes through a part of the network, the received model's word, fresh parameters, steps aside, progress."""
 
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -37,6 +38,13 @@ def test_the_teacher_is_looked_up_where_that_is_the_same():
     assert taught.made["seen by received"]["logits"].shape == (len(c.data), c.num_classes)
     for batch in c.batches():
         torch.testing.assert_close(taught.teacher(batch).logits, c.teacher(batch).logits)
+
+
+def test_a_client_without_samples_has_nothing_to_look_up():
+    task, c = visit()
+    data = task.federation.train(0)
+    nothing = type(data)(data.source, torch.empty(0, dtype=torch.int64), data.pipeline)
+    assert not replace(c, data=nothing).with_seen("received").made
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -18,8 +17,35 @@ class Output(NamedTuple):
 
     logits: Tensor
     features: Tensor
-    maps: Mapping[str, Tensor] = MappingProxyType({})
-    """What the layers that were asked for gave, by their names."""
+
+    @property
+    def maps(self) -> Mapping[str, Tensor]:
+        """What layers gave by their names, in a pass that was asked for them (`c.forward(..., maps=names)`)."""
+        return {}
+
+    def with_maps(self, maps: Mapping[str, Tensor]) -> Output:
+        """The same with feature maps."""
+        return MappedOutput(self.logits, self.features, maps) if maps else self
+
+
+class MappedOutput(Output):
+    """An output with feature maps; apart, so that all outputs unpack into logits and features."""
+
+    _maps: Mapping[str, Tensor]
+
+    def __new__(cls, logits: Tensor, features: Tensor, maps: Mapping[str, Tensor]) -> MappedOutput:
+        """A pair of logits and features that also has maps."""
+        made = super().__new__(cls, logits, features)
+        made._maps = maps
+        return made
+
+    @property
+    def maps(self) -> Mapping[str, Tensor]:
+        """What the layers that were asked for gave, by their names."""
+        return self._maps
+
+    def _replace(self, **changed: Tensor) -> MappedOutput:  # type: ignore[override]
+        return MappedOutput(changed.get("logits", self.logits), changed.get("features", self.features), self._maps)
 
 
 class Batch(NamedTuple):

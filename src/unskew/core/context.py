@@ -258,6 +258,8 @@ class ClientContext(Context):
             return self
         with torch.no_grad():
             seen = [self._look(which, batch.x) for batch in self.passes()]
+        if not seen:
+            return self
         logits, features = (torch.cat(parts) for parts in zip(*seen, strict=True))
         return self.with_made(**{f"seen by {which}": {"logits": logits, "features": features}})
 

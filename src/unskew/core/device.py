@@ -92,6 +92,6 @@ class Device:
             with torch.autocast(self.kind.type, torch.bfloat16):
                 out = forward(*args, **options)
             maps = {name: value.float() for name, value in out.maps.items()}
-            return Output(out.logits.float(), out.features.float(), maps)
+            return Output(out.logits.float(), out.features.float()).with_maps(maps)
 
         return in_bfloat16

@@ -181,7 +181,7 @@ class Net:
         seen: Tree = {}
         with self._replace_layers(layers or {}), self._record_layers(maps, seen):
             out = self._pass(x, part)
-        return out._replace(maps=seen) if maps else out
+        return out.with_maps(seen)
 
     def _pass(self, x: Tensor, part: Part) -> Output:
         if part == "head":

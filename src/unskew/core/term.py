@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from torch import Tensor
 
 from unskew.base.batch import Output
-from unskew.base.errors import InputError
+from unskew.base.errors import InputError, one_line
 from unskew.base.registry import Component, Registry
 from unskew.base.tree import Tree
 
@@ -51,7 +51,12 @@ terms: Registry[Term] = Registry("term", Term)
 
 def check_terms(method: Method) -> None:
     """Refuses terms that the method cannot use, or whose needs it does not meet."""
-    used = method.used_terms()
+    try:
+        used = method.used_terms()
+    except InputError:
+        raise
+    except Exception as error:  # a plugin's own_terms
+        raise InputError(f"{method.name}.own_terms fails: {type(error).__name__}: {one_line(error)}") from error
     if used and not method.takes_terms:
         raise InputError(
             f"{method.name} trains no model at its clients, so terms ({used[0]}) have no loss to join; leave them out"

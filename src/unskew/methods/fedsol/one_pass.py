@@ -34,7 +34,7 @@ class Passes:
             return self._c.forward(params, self._x, maps=self._c.maps)
         features = self._body.features.detach()
         maps = {name: value.detach() for name, value in self._body.maps.items()}
-        return Output(self._c.classify(params, features), features, maps)
+        return Output(self._c.classify(params, features), features).with_maps(maps)
 
     def at_moved(self) -> ClientContext:
         """The visit in which this batch is passed after the move."""
@@ -52,7 +52,8 @@ class Passes:
             maps: tuple[str, ...] = (),
         ) -> Output:
             if x is self._x and (mode, buffers, layers, part) == ("train", None, None, "whole"):
-                return Output(self._c.classify(params, body.features, "batch"), body.features, body.maps)
+                logits = self._c.classify(params, body.features, "batch")
+                return Output(logits, body.features).with_maps(body.maps)
             return still.forward(params, x, mode, buffers, layers, part, maps)
 
         return still.with_forward(forward)
