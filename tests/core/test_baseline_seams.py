@@ -148,6 +148,20 @@ class LoopsOverPasses(Method):
         return params
 
 
+@methods.register("test_loops_in_place")
+class LoopsInPlace(Method):
+    """The same, in place on a copy of its own."""
+
+    def train(self, c, params):
+        own = c.steps.copy(params)
+        for batch in c.passes(8):
+            grads = c.grad(lambda p, batch=batch: batch.cross_entropy(c.forward(p, batch.x, "eval").logits)
+                           + 0.1 * tree.sqnorm(p), own)  # fmt: skip
+            for name, grad in grads.items():
+                own[name].sub_(c.settings.lr * grad)
+        return own
+
+
 @methods.register("test_slices_a_batch")
 class Slices(Method):
     """Passes a part of a batch, of which BatchNorm cannot know the padding."""
@@ -198,7 +212,7 @@ STACKED = [
 # ---------------------------------------------------------------------- all of them: pool, stacked, resume
 
 
-@pytest.mark.parametrize("spec", [*STACKED, "test_loops", "test_loops_over_passes", "test_slices_a_batch"])
+@pytest.mark.parametrize("spec", [*STACKED, "test_loops", "test_loops_in_place", "test_slices_a_batch"])
 def test_pool_equals_serial_and_resume_is_exact(spec, tmp_path):
     serial = play(spec, tmp_path / "serial", rounds=3)
     pool = play(spec, rounds=3, execution={"executor": "pool", "workers": 2})
@@ -229,6 +243,7 @@ def test_stacked_equals_serial(spec, model, caplog):
     [
         ("test_loops", "a loop of its own"),
         ("test_loops_over_passes", "a loop of its own"),
+        ("test_loops_in_place", "a loop of its own"),
         ("test_slices_a_batch", "cannot tell which of them are padding"),
     ],
 )

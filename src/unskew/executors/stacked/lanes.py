@@ -36,8 +36,8 @@ class Loop:
 
     held: bool
     """Whether clients without a batch are held still: not so in a slot's own loop."""
-    first: Tree | None = None
-    """The parameters at which the loop's first gradient was taken."""
+    first: dict[str, tuple[Tensor, int]] | None = None
+    """The parameters at which the loop's first gradient was taken, and how often each had been changed in place."""
 
 
 class Step(NamedTuple):
@@ -158,8 +158,11 @@ class Lanes:
         if loop is None or loop.held:
             return
         if loop.first is None:
-            loop.first = dict(params)
-        elif self.active is not None and any(params[name] is not old for name, old in loop.first.items()):
+            loop.first = {name: (value, self.unwrap(value)._version) for name, value in params.items()}
+        elif self.active is not None and any(
+            params[name] is not old or self.unwrap(old)._version != version
+            for name, (old, version) in loop.first.items()
+        ):
             raise NotStackable(_OWN_STEPS)
 
     def fold(
