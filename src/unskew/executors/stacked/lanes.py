@@ -230,11 +230,12 @@ class Lanes:
     @contextmanager
     def restore_step(self) -> Iterator[None]:
         """Makes the step that is current now current again afterwards: others may be taken meanwhile."""
-        before = self.mask, self.active, self.sizes
+        before, recent = (self.mask, self.active, self.sizes), self._recent.copy()
         try:
             yield
         finally:
             self.mask, self.active, self.sizes = before
+            self._recent = recent  # also frees the batches of the loop that ends here
 
     def batches(self, stacked: Iterator[StackedBatch], training: bool = False) -> Iterator[Batch]:
         """The steps as slots see them; the data are gathered outside the level. `training`: not a look at all samples.
