@@ -201,6 +201,7 @@ def only_here():
 
 
 STACKED = [
+    "fedsol(prox=test_depths, where=all)",
     "fedavg(terms=[test_moon])", "scaffold(terms=[test_moon(mu=0.5)])", "fedsol(terms=[test_moon])",
     "test_ditto(fedavg)", "test_ditto(scaffold)", "test_krum", "test_babu", "finetuned(test_babu)",
     "test_two_batches", "test_folds",
@@ -321,7 +322,10 @@ def test_replies_that_wait_above_the_limit_are_on_disk(executor, monkeypatch, tm
     assert gap(spilled, plain, initial_model(plain.run, DATA)) < 1e-6
 
 
-@pytest.mark.parametrize("weights", ["[1.0]", "[float('nan')] * len(replies)", "[-1.0] * len(replies)"])
+@pytest.mark.parametrize("weights", [
+    "[1.0]", "[float('nan')] * len(replies)", "[-1.0] * len(replies)", "{reply.client: 1.0 for reply in replies}",
+    "['1'] * len(replies)", "None", "1.0", "[1.0] * 6", "torch.tensor(1.0)",
+])  # fmt: skip
 def test_a_rule_that_gives_no_weights_is_refused(weights):
     @methods.register("test_bad_rule")
     class BadRule(Method):
@@ -331,10 +335,29 @@ def test_a_rule_that_gives_no_weights_is_refused(weights):
             return eval(weights)
 
     try:
-        with pytest.raises(InputError, match=r"test_bad_rule\.weigh must give 5 finite weights"):
+        with pytest.raises(InputError, match=r"test_bad_rule\.weigh must give a list of 5 finite weights"):
             play("test_bad_rule", rounds=1)
     finally:
         del methods._classes["test_bad_rule"]
+
+
+def test_a_rule_may_give_a_vector_and_all_weights_zero_are_said(caplog):
+    @methods.register("test_vector_rule")
+    class VectorRule(Method):
+        """Nobody counts."""
+
+        def weigh(self, s, replies):
+            with pytest.raises(InputError, match="only read"):
+                s.per_client.put(0, {})
+            return torch.zeros(len(replies))
+
+    try:
+        result = play("test_vector_rule", rounds=1)
+        start = initial_model(result.run, DATA)
+        assert all(torch.equal(value, start[name]) for name, value in result.server["model"].items())
+        assert "all weights are 0" in caplog.text
+    finally:
+        del methods._classes["test_vector_rule"]
 
 
 def test_a_reducer_must_be_one():
@@ -415,12 +438,58 @@ def test_step_and_rounds_are_on_the_context():
         ("flfa(fedper, select='fixed:head')", "no layer head that is trained and shared"),
         ("flfa(fedas, select='fixed:head')", "no layer head that is trained and shared"),
         ("fedsol(test_two_batches)", "has its own training"),
+        ("fedsol(prox=test_moon)", "does not depend on what where=head moves; use where=all"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_line(spec, line):
     with pytest.raises(InputError, match=line) as error:
         engine.run(config(spec, model="cnn8"), dataset=DATA)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "needs, line",
+    [
+        ("teacher", "needs must be a tuple such as .*, got .teacher"),
+        (("techer",), "did you mean teacher"),
+        (("nothing like it",), "let yours declare"),
+        ((), "c.predecessor is for terms that say needs"),
+    ],
+)
+def test_needs_that_are_none_are_one_line(needs, line):
+    @terms.register("test_odd")
+    class Odd(Term):
+        """Asks for the previous model."""
+
+        def __call__(self, c, params, batch, out):
+            return c.predecessor(batch).logits.mean()
+
+    Odd.needs = needs
+    try:
+        with pytest.raises(InputError, match=line) as error:
+            play("fedavg(terms=[test_odd])")
+        assert "\n" not in str(error.value)
+    finally:
+        del terms._classes["test_odd"]
+
+
+def test_init_client_sees_what_the_visit_would_start_from():
+    seen = []
+
+    @methods.register("test_first_look")
+    class FirstLook(Method):
+        """Looks at what it received."""
+
+        def init_client(self, c):
+            seen.append(set(c.received["model"]) == set(c.names.params))
+            return {"own": {"bias": c.received["model"]["head.bias"]}}
+
+    try:
+        for executor in ("serial", "stacked"):
+            play("test_first_look", rounds=2, sample=0.6, execution={"executor": executor})
+        assert seen and all(seen)
+    finally:
+        del methods._classes["test_first_look"]
 
 
 def test_terms_that_cannot_be_made_are_one_line():
@@ -459,7 +528,7 @@ def test_a_term_whose_need_a_method_declares_is_accepted():
             return {**super().download(s, server, client), "something": {"one": torch.tensor(0.1)}}
 
     try:
-        with pytest.raises(InputError, match=r"needs test_something, which fedavg.*use it in test_offers"):
+        with pytest.raises(InputError, match=r"needs 'test_something', which fedavg.*use it in test_offers"):
             play("fedavg(terms=[test_needs_more])")
         assert play("test_offers(terms=[test_needs_more])").accuracy >= 0
     finally:

@@ -5,12 +5,13 @@ from functools import partial
 import pytest
 import torch
 
+from awkward import play
 from unskew.base.errors import InputError
 from unskew.core import reducers
 from unskew.core.jobs import Stack
 from unskew.core.method import Method, methods
 from unskew.runs.config import from_table, read_processors
-from unskew.wire.base import Processor, mark, unmark
+from unskew.wire.base import Processor, mark, processors, unmark
 from unskew.wire.chain import Chain, build_chain
 from wire.drawing import Drawing
 
@@ -132,3 +133,58 @@ def test_the_hash_knows_the_wire_only_where_there_is_one():
     plain, empty, quantised = from_table({}), from_table({"wire": ""}), from_table({"wire": "quantise"})
     assert plain.hash == empty.hash != quantised.hash
     assert quantised.hash != from_table({"wire": "quantise(bits=7)"}).hash
+
+
+def each(groups, do):
+    return {group: {name: do(value) for name, value in own.items()} for group, own in groups.items()}
+
+
+def fail(groups):
+    raise RuntimeError("no\nway")
+
+
+def keep(groups):
+    return groups
+
+
+FAULTY = {
+    "loses": (keep, lambda g: {k: dict(list(own.items())[1:]) for k, own in g.items()}, "weight as .*, got nothing"),
+    "squeezes": (keep, lambda g: each(g, lambda v: v.flatten()[:1]), r"as \[16, 2, 3, 3\] float32, got \[1\] float32"),
+    "fails": (keep, fail, "decode fails on what its encode gave: RuntimeError: no way"),
+    "halves": (lambda g: each(g, torch.Tensor.half), keep, "got .* float16"),
+}
+
+
+@pytest.mark.parametrize("executor", ["serial", "pool", "stacked"])
+@pytest.mark.parametrize("fault", FAULTY)
+def test_a_processor_that_does_not_decode_what_it_encoded_is_refused(fault, executor):
+    encode, decode, line = FAULTY[fault]
+
+    @processors.register("test_faulty")
+    class Faulty(Processor):
+        """Faulty."""
+
+        def encode(self, c, groups, memory, stream):
+            return encode(groups), {}
+
+        def decode(self, groups):
+            return decode(groups)
+
+    try:
+        with pytest.raises(InputError, match=line) as error:
+            play("fedavg", wire="test_faulty", rounds=1, execution={"executor": executor, "workers": 1})
+        assert "\n" not in str(error.value)
+    finally:
+        del processors._classes["test_faulty"]
+
+
+def test_a_processor_without_encode_is_refused():
+    @processors.register("test_idle")
+    class Idle(Processor):
+        """Does nothing."""
+
+    try:
+        with pytest.raises(InputError, match="does nothing; define encode"):
+            play("fedavg", wire="test_idle", rounds=1)
+    finally:
+        del processors._classes["test_idle"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -42,3 +43,8 @@ def prepare_process(threads: int) -> Iterator[None]:
         gc.set_threshold(*often)
         gc.unfreeze()
         torch.set_num_threads(before)
+
+
+def count_cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -13,6 +13,7 @@ from typing_extensions import Self
 
 from unskew.base import seeds
 from unskew.base.batch import Output
+from unskew.base.errors import InputError
 from unskew.base.settings import LocalSettings
 from unskew.base.tree import Groups, Tree
 from unskew.core.net import Forward, Layer, Mode, Names, Part
@@ -275,6 +276,8 @@ class ClientContext(Context):
         return out.logits, out.features
 
     def _fixed(self, which: Fixed) -> Groups:
+        if which == "previous" and not self.previous:
+            raise InputError('c.predecessor is for terms that say needs = ("previous",), and no term of this run does')
         return self.received if which == "received" else self.previous
 
     @property

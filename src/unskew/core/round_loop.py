@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+from torch import Tensor
 
 from unskew.base import seeds, tree
 from unskew.base.errors import InputError
@@ -18,6 +21,8 @@ from unskew.core.jobs import Executor, Job, Kind, Reply, Stack, StateStore
 from unskew.core.reducers import Reducer, Reducers, buffers
 from unskew.core.slots import overrides
 from unskew.core.task import Task
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -174,13 +179,17 @@ class _Exchange:
 
     def _weigh(self, replies: list[Reply]) -> list[Reply]:
         """The replies with the weights that the method's own rule gives them."""
-        method = self.task.method
+        if not replies:
+            return []
         whole = [reply if reply.stack is None else replace(reply, groups=reply.stack.take(reply.place))
                  for reply in replies]  # fmt: skip
-        found = [float(weight) for weight in method.weigh(self.s, whole)] if replies else []
-        if len(found) != len(replies) or not all(math.isfinite(weight) and weight >= 0 for weight in found):
+        given: Any = self.task.method.weigh(self.s.read_only(), whole)
+        found = _read_weights(given)
+        if found is None or len(found) != len(replies) or not all(0 <= weight < math.inf for weight in found):
+            shown = f"{len(found)}: {found}" if found is not None else repr(given)
             raise InputError(
-                f"{method.name}.weigh must give {len(replies)} finite weights, none below 0, got {found[:5]}"
+                f"{self.task.method.name}.weigh must give a list of {len(replies)} finite weights, none below 0, "
+                f"one for each reply, got {shown[:200]}"
             )
         self._weights = {reply.client: weight for reply, weight in zip(replies, found, strict=True)}
         return [replace(reply, weight=weight) for reply, weight in zip(replies, found, strict=True)]
@@ -190,6 +199,8 @@ class _Exchange:
         used = [row for row in self.rows if row["used"]]
         weights = [self._weights.get(row["client"], row["weight"]) for row in used]
         whole = sum(weights)
+        if used and not whole:
+            log.warning("round %d: all weights are 0, so nothing is averaged and the model stays", self.s.round)
         for row, weight in zip(used, weights, strict=True):
             row["share"] = weight / whole if whole else 0.0
 
@@ -261,6 +272,16 @@ class _Exchange:
             "bytes_down": sum(self.down.values()),
             "bytes_up": sum(self.up.values()),
         }
+
+
+def _read_weights(given: Any) -> list[float] | None:
+    """The numbers of a list, tuple or vector; None if it is nothing of the kind."""
+    values = given.tolist() if isinstance(given, Tensor) else given
+    if not isinstance(values, (list, tuple)):
+        return None
+    numbers = [value.item() if isinstance(value, Tensor) and value.numel() == 1 else value for value in values]
+    plain = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in numbers)
+    return [float(value) for value in numbers] if plain else None
 
 
 def _merge(replies: list[Reply], accumulators: list[tuple[str, Reducer]]) -> None:

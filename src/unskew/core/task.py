@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from unskew.base import seeds
+from unskew.base.errors import InputError
 from unskew.base.settings import LocalSettings
 from unskew.base.tree import Groups
 from unskew.core import local_loop, visit
@@ -77,8 +78,14 @@ class Task:
 
     @cached_property
     def maps(self) -> tuple[str, ...]:
-        """Layers whose outputs these terms want to see."""
-        return tuple(dict.fromkeys(name for term in self.loss_terms for name in term.maps(self.net.names)))
+        """Layers whose outputs the terms of a visit want to see."""
+        found: dict[str, None] = {}
+        for term in self.method.used_terms():
+            layers = term.maps(self.net.names)
+            if not isinstance(layers, tuple):
+                raise InputError(f"term {term.name}: maps must give a tuple of layers' names, got {layers!r}")
+            found.update(dict.fromkeys(layers))
+        return tuple(found)
 
     @cached_property
     def needs(self) -> frozenset[str]:

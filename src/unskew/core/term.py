@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor
@@ -62,21 +63,24 @@ def check_terms(method: Method) -> None:
             f"{method.name} trains no model at its clients, so terms ({used[0]}) have no loss to join; leave them out"
         )
     for term in used:
+        name = term.name or type(term).__name__
+        if not isinstance(term.needs, tuple):
+            raise InputError(f'term {name}: needs must be a tuple such as ("teacher",), got {term.needs!r}')
         for need in term.needs:
             if need not in (*EVERYWHERE, *method.offers):
-                what = OFFERED.get(need, need)
-                raise InputError(
-                    f"term {term.name or type(term).__name__} needs {what}, which {method} does not offer; "
-                    f"{_offering(need)}"
-                )
+                what = OFFERED.get(need, f"'{need}'")
+                raise InputError(f"term {name} needs {what}, which {method} does not offer; {_advise(need)}")
 
 
-def _offering(need: str) -> str:
-    """Who offers it by default."""
+def _advise(need: str) -> str:
+    """Who offers it by default, or what may have been meant."""
     from unskew.core.method import methods  # the base class needs this file
 
-    found = [name for name in methods if need in _offers(methods.get(name))]
-    return f"use it in {' or '.join(found)}" if found else "no method offers it: let yours declare `offers`"
+    if found := [name for name in methods if need in _offers(methods.get(name))]:
+        return f"use it in {' or '.join(found)}"
+    if near := difflib.get_close_matches(need, [*EVERYWHERE, *OFFERED], n=1):
+        return f"did you mean {near[0]}?"
+    return "no method offers it: let yours declare `offers`"
 
 
 def _offers(method: type[Method]) -> tuple[str, ...]:

@@ -95,19 +95,23 @@ def open_visit(
     method = task.method
     own, kept = split_state(job.state, WIRE, PREVIOUS)  # the method sees its own groups only
     job = replace(job, state=own) if kept else job
-    c = client_context(task, job, data, steps, kind, **more)
+    c = _receive(task, job, client_context(task, job, data, steps, kind, **more))
     if not c.state and (first := method.init_client(c)):
-        c = replace(c, state=first)
-    received = {"model": method.receive(c), "buffers": _pick_buffers(task, job)}
+        c = _receive(task, job, replace(c, state=first))
     previous = {}
     if task.keeps_previous:
         previous = {what: kept.get(f"{PREVIOUS}{what}", c.initial[what]) for what in ("model", "buffers")}
-    return method.prepare(replace(c, received=received, previous=previous))
+    return method.prepare(replace(c, previous=previous))
+
+
+def _receive(task: Task, job: Job, c: ClientContext) -> ClientContext:
+    """The visit with the model that it starts from."""
+    return replace(c, received={"model": task.method.receive(c), "buffers": _pick_buffers(task, job)})
 
 
 def first_state(task: Task, job: Job, data: LocalData) -> Groups:
     """What a client's state would be before its first visit, whole: also what the visit keeps for terms."""
-    c = client_context(task, job, data)
+    c = _receive(task, job, client_context(task, job, data))
     return {**task.method.init_client(c), **_keep_previous(task, c.initial["model"], c.initial["buffers"])}
 
 

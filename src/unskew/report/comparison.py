@@ -50,6 +50,7 @@ def table(cells: Sequence[CellResult], title: str, metric: Metric = "last") -> T
         * mixed,
         "clients and worst: mean over clients and over the worst tenth of them, each on its own test set, last round",
         f"time × and bytes ×: the clients' seconds of work and the traffic, relative to {names[0]}",
+        *(f"wire: {', '.join(wire)}" for wire in [cells[0].summary.get("wire")] if wire),
         *_rounds_to_notes(cells, names[0]),
         "bold: best; underlined: second best",
         *(f"{cell.method}, seed {cell.seed}: diverged" for cell in cells if cell.summary["diverged"]),

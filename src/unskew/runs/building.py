@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from unskew.base import seeds
 from unskew.base.errors import InputError
+from unskew.base.process import count_cores
 from unskew.core.device import Device
 from unskew.core.jobs import Executor
 from unskew.core.net import Net
@@ -156,6 +156,5 @@ def _executor(config: Run, task: Task) -> Executor:
 
 def _workers(config: Run, task: Task) -> int:
     """As many as asked for, else one per core this process may use; not more than ever have work at once."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     parts = -(-len(task.federation.dataset.test) // task.eval_batch)
-    return min(config.execution.workers or cores, max(task.cohort_size, parts))
+    return min(config.execution.workers or count_cores(), max(task.cohort_size, parts))

@@ -24,7 +24,7 @@ import torch
 from unskew.base import seeds, storage
 from unskew.base.cache import cache_dir
 from unskew.base.errors import InputError
-from unskew.base.process import prepare_process
+from unskew.base.process import count_cores, prepare_process
 from unskew.core.jobs import Job
 from unskew.core.task import Task
 from unskew.data.batches import batch_bounds, num_steps
@@ -84,7 +84,7 @@ def free_memory(device: torch.device) -> int:
 
 
 def _choose_executor(task: Task, execution: Execution) -> str:
-    workers = min(execution.workers or os.cpu_count() or 1, task.cohort_size)
+    workers = min(execution.workers or count_cores(), task.cohort_size)
     if workers == 1 or not _can_fork(task, execution):
         choice, why = "serial", "nothing else fits"
     else:

@@ -35,6 +35,7 @@ def summarise(config: Run, task: Task, rows: list[Row]) -> Row:
         "data": str(config.data),
         "model": str(config.model),
         "split": str(config.split),
+        **({"wire": [str(processor) for processor in config.wire]} if config.wire else {}),
         "split_hash": task.federation.partition.hash,
         "seed": config.seed,
         "train_samples": len(task.federation.dataset.train),

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 
-from unskew.base.errors import InputError
+from unskew.base.errors import InputError, one_line
 from unskew.base.tree import Groups
 from unskew.core.context import ClientContext
 from unskew.core.jobs import WIRE
@@ -22,6 +22,8 @@ class Chain:
     """Processors, each with the groups that it touches."""
 
     links: tuple[tuple[Processor, tuple[str, ...]], ...]
+    checked: set[str] = field(default_factory=set)
+    """Processors whose decoding was found to undo their encoding, in this process."""
 
     def encode(self, c: ClientContext, groups: Groups, state: Groups) -> tuple[Groups, Groups]:
         """What is sent, and what the client keeps until its next visit."""
@@ -31,6 +33,9 @@ class Chain:
                 own, stream = _pick(groups, touched), f"{WIRE}{processor.name}"
                 memory = {name: state[f"{stream}/{name}"] for name in touched if f"{stream}/{name}" in state}
                 sent, memory = processor.encode(c, own, memory, stream)
+                if processor.name not in self.checked:
+                    _check_decoding(processor, own, sent)
+                    self.checked.add(processor.name)
                 groups = {**groups, **sent}
                 kept |= {f"{stream}/{name}": rest for name, rest in memory.items() if rest}
         return groups, kept
@@ -40,6 +45,31 @@ class Chain:
         for processor, touched in reversed(self.links):
             groups = {**groups, **processor.decode(_pick(groups, touched))}
         return groups
+
+
+def _check_decoding(processor: Processor, given: Groups, sent: Groups) -> None:
+    """Refuses a processor whose `decode` does not give back groups, names, shapes and types that `encode` got."""
+    try:
+        wanted, found = _describe(given), _describe(processor.decode(sent))
+    except Exception as error:  # whatever a plugin does
+        raise InputError(
+            f"wire: {processor.name}.decode fails on what its encode gave: {type(error).__name__}: {one_line(error)}"
+        ) from error
+    for name in [*wanted, *found]:
+        if wanted.get(name) != found.get(name):
+            raise InputError(
+                f"wire: {processor.name}.decode must give back what encode got, expected {name} as "
+                f"{wanted.get(name, 'nothing')}, got {found.get(name, 'nothing')}"
+            )
+
+
+def _describe(groups: Groups) -> dict[str, str]:
+    """Shape and type of every tensor by its name."""
+    return {
+        f"{group}/{name}": f"{list(value.shape)} {str(value.dtype).removeprefix('torch.')}"
+        for group, own in groups.items()
+        for name, value in own.items()
+    }
 
 
 def _pick(groups: Groups, names: tuple[str, ...]) -> Groups:
@@ -53,6 +83,9 @@ def build_chain(processors: Sequence[Processor], method: Method) -> Chain | None
     """The wire of a run of this method, None without processors; refuses what does not fit to what it sends."""
     links: list[tuple[Processor, tuple[str, ...]]] = []
     for processor in processors:
+        kind = type(processor)
+        if kind.encode is Processor.encode and kind.decode is Processor.decode:
+            raise InputError(f"wire (--wire): {processor.name} does nothing; define encode(c, groups, memory, stream)")
         touched = _choose_groups(processor, method)
         for earlier, groups in links:
             _check_order(earlier, processor, [group for group in groups if group in touched])

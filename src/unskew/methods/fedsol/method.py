@@ -33,6 +33,7 @@ from unskew.base import tree
 from unskew.base.batch import Batch
 from unskew.base.errors import InputError
 from unskew.base.registry import param
+from unskew.base.torch_private import is_batched
 from unskew.base.tree import Groups, Tree
 from unskew.core import local_loop
 from unskew.core.context import ClientContext, Context, ServerContext
@@ -142,13 +143,19 @@ class FedSOL(Wrapper):
     ) -> Tree:
         """g_p = grad L_p(w), for these names or all; BatchNorm's running statistics follow from this one pass at w."""
         names, losses = names or c.trainable, self.proximal_losses()
-        see = forward or (lambda p: c.forward(p, batch.x))
+        see = forward or (lambda p: c.forward(p, batch.x, maps=c.maps))
         found = tree.zeros_like(tree.select(w, names))
         if losses:
 
             def value(p: Tree) -> Tensor:
                 out = see(p)
-                return torch.stack([term(c, p, batch, out) for term in losses]).sum()
+                loss = torch.stack([term(c, p, batch, out) for term in losses]).sum()
+                if not (is_batched(loss) or loss.requires_grad):
+                    raise InputError(
+                        f"fedsol: the proximal loss {losses[0]} does not depend on what where={self.where} moves; "
+                        "use where=all or where=body"
+                    )
+                return loss
 
             found = c.grad(value, w, names)
         elif c.has_batchnorm:
