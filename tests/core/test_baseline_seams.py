@@ -15,7 +15,8 @@ from unskew.core import held, local_loop
 from unskew.core.context import Outcome
 from unskew.core.jobs import Job
 from unskew.core.method import Method, methods
-from unskew.core.reducers import Reducer
+from unskew.core.observer import Observer, gather_reducers
+from unskew.core.reducers import Reducer, total
 from unskew.core.term import Term, terms
 from unskew.core.wrapper import Wrapper
 from unskew.runs import building, engine
@@ -420,6 +421,21 @@ def test_step_and_rounds_are_on_the_context():
         assert seen == [(number, 7) for number in range(1, reply.num_steps + 1)]
     finally:
         del methods._classes["test_notes_steps"]
+
+
+def test_observers_are_objects_and_their_reducers_have_names_of_their_own():
+    class Counts(Observer):
+        """Merges the updates once more."""
+
+        def reducers(self):
+            return {"mine": ("delta", total)}
+
+    for watch, line in ((3, "expected a function"), (Counts, "an object, not its class")):
+        with pytest.raises(InputError, match=line):
+            engine.run(config("fedavg"), dataset=DATA, watch=watch)
+    engine.run(config("fedavg", rounds=1), dataset=DATA, watch=Counts())
+    with pytest.raises(InputError, match="two observers have a reducer 'mine'"):
+        gather_reducers((Counts(), Counts()))
 
 
 # ------------------------------------------------------------------------------- what is refused before the run

@@ -7,15 +7,15 @@ where the client works (in another process, or for many clients at once); what t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from unskew.base.errors import InputError
 from unskew.base.tree import Tree
+from unskew.core.reducers import Reducers, check_reducers
 
 if TYPE_CHECKING:
     from unskew.base.batch import Batch
-    from unskew.core.reducers import Reducers
 
 Row = dict[str, Any]
 
@@ -49,6 +49,20 @@ class Observer:
         return any(getattr(type(self), hook) is not getattr(Observer, hook) for hook in hooks)
 
 
+def gather_reducers(observers: Sequence[Observer]) -> Reducers:
+    """The reducers of all observers; refuses a name that two of them use, whose figures would be one's only."""
+    found: dict[str, Any] = {}
+    for observer in observers:
+        own = observer.reducers()
+        if twice := sorted(own.keys() & found.keys()):
+            raise InputError(
+                f"two observers have a reducer '{twice[0]}'; let {type(observer).__name__} name its own otherwise"
+            )
+        check_reducers(type(observer).__name__, own)
+        found.update(own)
+    return found
+
+
 class Callback(Observer):
     """A function that is called with every finished round's row."""
 
@@ -60,10 +74,12 @@ class Callback(Observer):
         self._function(row)
 
 
-def as_observer(watch: Observer | Callable[[Row], None]) -> Observer:
-    """An observer as it is; a function becomes one."""
+def as_observer(watch: Any) -> Observer:
+    """An observer as it is; a function of a row becomes one."""
     if isinstance(watch, Observer):
         return watch
-    if not callable(watch):
-        raise InputError(f"watch: expected a function of a round's row or an Observer, got {watch!r}")
+    if not callable(watch) or (isinstance(watch, type) and issubclass(watch, Observer)):
+        raise InputError(
+            f"watch: expected a function of a round's row or an Observer (an object, not its class), got {watch!r}"
+        )
     return Callback(watch)

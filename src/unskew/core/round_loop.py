@@ -18,6 +18,7 @@ from unskew.base.tree import Groups
 from unskew.core.context import ServerContext
 from unskew.core.held import HeldReplies, load
 from unskew.core.jobs import Executor, Job, Kind, Reply, Stack, StateStore
+from unskew.core.observer import gather_reducers
 from unskew.core.reducers import Reducer, Reducers, buffers
 from unskew.core.slots import overrides
 from unskew.core.task import Task
@@ -43,7 +44,7 @@ def rounds(task: Task, executor: Executor, store: StateStore, server: Groups, fi
     Observers' reducers see the replies to training, too; their results reach no slot.
     """
     method = task.method
-    observing = {name: how for observer in task.observers for name, how in observer.reducers().items()}
+    observing = gather_reducers(task.observers)
     for number in range(first, last + 1):
         began = time.perf_counter()
         s = task.server_context(number, task.sample_cohort(number), server)
