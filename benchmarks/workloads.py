@@ -43,6 +43,8 @@ class Workload:
     split: str = "iid"
     total: int = 0
     """Training samples in all; 0: as many as the clients hold together."""
+    local_test: str = "none"
+    """Personal methods need one: `proportional`."""
 
     def dataset(self) -> Dataset:
         """The same random samples every time: bytes for images, floats for flat inputs."""
@@ -69,7 +71,7 @@ class Workload:
             "sample": self.cohort / self.clients,
             "rounds": rounds,
             "local": dict(self.local),
-            "evaluation": {"local_test": "none"},
+            "evaluation": {"local_test": self.local_test},
             "execution": EXECUTORS[executor],
         }
 

@@ -4,6 +4,8 @@ import os
 
 import pytest
 
+from unskew.base.registry import Registry
+
 
 @pytest.fixture(autouse=True, scope="session")
 def calibration_cache(tmp_path_factory):
@@ -13,3 +15,12 @@ def calibration_cache(tmp_path_factory):
     os.environ.pop("UNSKEW_CACHE")
     if before is not None:
         os.environ["UNSKEW_CACHE"] = before
+
+
+@pytest.fixture
+def own_names():
+    """Forgets afterwards what the test registers."""
+    before = [(registry, dict(registry._classes)) for registry in Registry.every]
+    yield
+    for registry, classes in before:
+        registry._classes = classes

@@ -11,7 +11,8 @@ from unskew.base.registry import default_of, options
 from unskew.core.method import Method, methods
 from unskew.core.slots import DECLARATIONS, NAMES, SLOTS
 from unskew.core.wrapper import Wrapper
-from unskew.runs.config import SECTIONS, Run, from_table, tomllib
+from unskew.methods.catalogue import read_facts
+from unskew.runs.config import RECORDED, SECTIONS, Run, from_table, tomllib
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -45,6 +46,19 @@ def test_relative_links_resolve(page):
             assert anchor in anchors(place), f"{target}: there is no such heading"
 
 
+def test_the_guide_s_table_is_fresh(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT)
+    from benchmarks import facts
+
+    page = (ROOT / "docs" / "methods" / "index.md").read_text(encoding="utf-8")
+    assert facts.TABLE.search(page)[0] == facts.write_table(read_facts()), "run python -m benchmarks.facts"
+
+
+def test_the_guide_knows_every_method():
+    page = (ROOT / "docs" / "methods" / "index.md").read_text(encoding="utf-8")
+    assert not [name for name in OURS if f"`{name}`" not in page], "run python -m benchmarks.facts"
+
+
 def anchors(page):
     """The anchors of a page's headings, made as GitHub makes them."""
     headings = HEADING.findall(FENCED.sub("", page.read_text(encoding="utf-8")))
@@ -55,7 +69,7 @@ def test_the_run_file_in_the_docs_has_every_key():
     text = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
     table = tomllib.loads(re.search(r"^```toml\n(.*?)^```", text, re.M | re.S)[1])
     from_table(table)
-    assert set(table) == {field.name for field in dataclasses.fields(Run)}
+    assert {*table, *RECORDED} == {field.name for field in dataclasses.fields(Run)}
     for key, section in SECTIONS.items():
         assert set(table[key]) == {field.name for field in dataclasses.fields(section)}, key
         assert not stale(text, key, section), key

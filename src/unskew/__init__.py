@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from unskew import registries
     from unskew.base import progress, seeds, tree
     from unskew.base.batch import Batch, Output, cross_entropy
-    from unskew.base.errors import ClientError, InputError
+    from unskew.base.errors import ClientError, InputError, SlotError
+    from unskew.base.naming import helper
     from unskew.base.registry import param
     from unskew.base.tree import Groups, Tree
     from unskew.core import optimisers, reducers
@@ -42,12 +43,12 @@ _PLACES = {
     # running
     "run": "runs.api", "compare": "runs.api", "resume": "runs.api", "load": "data.sources",
     "Dataset": "data.dataset", "Samples": "data.dataset", "Model": "models.base", "split_head": "models.user_module",
-    "InputError": "base.errors", "ClientError": "base.errors",
+    "InputError": "base.errors", "ClientError": "base.errors", "SlotError": "base.errors",
     # extending
     "Method": "core.method", "Wrapper": "core.wrapper", "Term": "core.term", "Measure": "measures.base",
     "Processor": "wire.base",
     "Source": "data.sources.base", "About": "data.sources.base", "Split": "data.partition.splits",
-    "Architecture": "models.base", "param": "base.registry",
+    "Architecture": "models.base", "param": "base.registry", "helper": "base.naming",
     "ClientContext": "core.context", "ServerContext": "core.context",
     "Outcome": "core.context", "Observer": "core.observer", "Batch": "base.batch", "Output": "base.batch",
     "cross_entropy": "base.batch", "Tree": "base.tree", "Groups": "base.tree", "sgd": "core.local_loop",
@@ -58,9 +59,9 @@ _MODULES = {"registries": "registries", "tree": "base.tree", "seeds": "base.seed
 
 __all__ = [
     "About", "Architecture", "Auxiliary", "Batch", "ClientContext", "ClientError", "Dataset", "Groups", "InputError",
-    "Measure", "Method", "Model", "Observer", "Outcome", "Output", "Processor", "Samples", "ServerContext", "Source",
-    "Split", "Term", "Tree", "Wrapper", "__version__", "compare", "cross_entropy", "load", "optimisers", "param",
-    "progress", "reducers", "registries", "resume", "run", "seeds", "sgd", "split_head", "tree",
+    "Measure", "Method", "Model", "Observer", "Outcome", "Output", "Processor", "Samples", "ServerContext", "SlotError",
+    "Source", "Split", "Term", "Tree", "Wrapper", "__version__", "compare", "cross_entropy", "helper", "load",
+    "optimisers", "param", "progress", "reducers", "registries", "resume", "run", "seeds", "sgd", "split_head", "tree",
 ]  # fmt: skip
 
 

@@ -6,7 +6,9 @@ import pytest
 
 from unskew.base.errors import InputError
 from unskew.base.plugins import call_object, load_object, load_plugin
+from unskew.core.method import methods
 from unskew.models.base import architectures
+from unskew.runs.config import from_table, load_plugins
 
 
 @pytest.fixture
@@ -50,3 +52,94 @@ def test_objects_load_and_call(folder):
     (folder / "parts.py").write_text("number = 3\ndef add(a, b):\n    return a + b\n")
     assert load_object("parts.py:number", "data") == 3
     assert call_object("parts.py:add", "data", 1, 2) == 3
+
+
+REGISTERS = """
+from unskew import Method, registries
+
+@registries.methods.register("of_{name}")
+class Mine(Method):
+    "Made by a test."
+    _number = {number}
+"""
+
+
+@pytest.mark.usefixtures("own_names")
+def test_an_edited_file_is_loaded_anew(folder):
+    path = folder / "edited.py"
+    for number in range(3):
+        path.write_text(REGISTERS.format(name="edited", number=number))
+        assert from_table({"plugins": ["edited.py"], "method": "of_edited"}).method._number == number
+    path.write_text(REGISTERS.format(name="renamed", number=7))
+    from_table({"plugins": ["edited.py"], "method": "of_renamed"})
+    assert "of_edited" not in list(methods)
+
+
+@pytest.mark.usefixtures("own_names")
+def test_an_edit_that_fails_leaves_all_as_it_was_and_can_be_mended(folder):
+    path = folder / "fails.py"
+    path.write_text(REGISTERS.format(name="fails", number=1))
+    load_plugins({"plugins": ["fails.py"]})
+    path.write_text(REGISTERS.format(name="fails", number=2) + "raise ValueError('later')\n")
+    for _ in range(2):
+        with pytest.raises(InputError, match="ValueError: later"):
+            load_plugins({"plugins": ["fails.py"]})
+        assert methods.get("of_fails")._number == 1
+    path.write_text(REGISTERS.format(name="fails", number=3))
+    load_plugins({"plugins": ["fails.py"]})
+    assert methods.get("of_fails")._number == 3
+
+
+@pytest.mark.usefixtures("own_names")
+def test_two_files_that_register_one_name_are_both_named(folder):
+    for name in ("one.py", "two.py"):
+        (folder / name).write_text(REGISTERS.format(name="both", number=1))
+    load_plugins({"plugins": ["one.py"]})
+    with pytest.raises(InputError) as caught:
+        load_plugins({"plugins": ["one.py", "two.py"]})
+    assert "method 'of_both' is registered twice" in str(caught.value)
+    assert str(folder / "one.py") in str(caught.value) and str(folder / "two.py") in str(caught.value)
+    (folder / "one.py").rename(folder / "three.py")  # moved, not a second one
+    load_plugins({"plugins": ["three.py"]})
+
+
+@pytest.mark.usefixtures("own_names")
+def test_two_classes_of_one_file_cannot_share_a_name(folder):
+    (folder / "twice.py").write_text(2 * REGISTERS.format(name="twice", number=1))
+    with pytest.raises(InputError, match=r"plugin twice\.py: method 'of_twice' is registered twice"):
+        load_plugins({"plugins": ["twice.py"]})
+
+
+@pytest.mark.usefixtures("own_names")
+def test_a_module_by_name_is_loaded_anew_too(folder):
+    for number in range(3):
+        (folder / "by_name_of_test.py").write_text(REGISTERS.format(name="by_name", number=number))
+        assert from_table({"plugins": ["by_name_of_test"], "method": "of_by_name"}).method._number == number
+
+
+@pytest.mark.usefixtures("own_names")
+def test_a_notebook_cell_that_is_run_again_replaces_its_class():
+    for number in range(2):
+        exec(REGISTERS.format(name="cell", number=number), {"__name__": "__main__"})
+        assert methods.get("of_cell")._number == number
+
+
+def test_old_imports_get_a_hint(folder):
+    (folder / "old.py").write_text("from unskew.core.registry import register\n")
+    with pytest.raises(
+        InputError, match=r"No module named 'unskew.core.registry' \(line 1\); import what you need from"
+    ):
+        load_plugin("old.py")
+    (folder / "older.py").write_text("from unskew.core.method import register\n")
+    with pytest.raises(InputError, match="such as 'from unskew import Method, param, registries'"):
+        load_plugin("older.py")
+
+
+def test_a_plugin_that_another_one_imports(tmp_path):
+    head = "from unskew import Method, registries\n"
+    method = '@registries.methods.register("test_imports_{0}")\nclass Mine{0}({1}):\n    "Mine."\n'
+    (tmp_path / "imports_a.py").write_text(head + method.format("a", "Method"))
+    (tmp_path / "imports_b.py").write_text(head + "from imports_a import Minea\n" + method.format("b", "Minea"))
+    for name in ("a", "b", "a"):
+        load_plugin(str(tmp_path / f"imports_{name}.py"))
+    assert methods.build("test_imports_a").name == "test_imports_a"

@@ -1,5 +1,7 @@
 """Text, tables and options of components."""
 
+import dataclasses
+
 import pytest
 
 from unskew.base.errors import InputError
@@ -7,8 +9,10 @@ from unskew.base.registry import options, to_table
 from unskew.base.text import parse, split_list
 from unskew.core.method import methods
 from unskew.data.partition.splits import splits
+from unskew.methods.fedprox import FedProx
 from unskew.models.base import architectures
 from unskew.runs.config import from_table, override, read_assignment
+from unskew.runs.sections import Local
 
 
 def test_text_and_tables_mean_the_same():
@@ -41,12 +45,12 @@ def test_the_first_positional_argument_is_the_methods_own():
         ("zzz", "known: "),
         ("fedprox(nu=1)", "fedprox has no argument 'nu'; did you mean mu?"),
         ("fedprox(mu=-1)", "fedprox.mu: input should be greater than or equal to 0, got -1"),
-        ("fedprox(mu=much)", "fedprox.mu: input should be a valid number"),
+        ("fedprox(mu=much)", "fedprox.mu: input should be a number"),
         ("fedprox(0.1, mu=0.2)", "given twice"),
         ("fedprox(mu=1, mu=2)", "cannot read"),
         ("fedprox(1, 2, 3)", "takes at most 2 arguments"),
         ("fedprox(", "cannot read"),
-        ("fedprox(mu=__import__('os'))", "fedprox.mu: input should be a valid number"),
+        ("fedprox(mu=__import__('os'))", "fedprox.mu: input should be a number"),
         ("fedprox(mu=1+1)", "cannot read"),
         ("fedavg(terms=[fedprox])", "unknown term 'fedprox'"),
     ],
@@ -111,3 +115,40 @@ def test_none_as_the_word_for_a_choice():
 def test_a_word_with_a_colon_needs_no_quotes():
     assert parse("flfa(fedavg, select=fixed:body.8+head)") == parse('flfa(fedavg, select="fixed:body.8+head")')
     assert parse('python("mine.py:net", head=fc)')["args"] == ["mine.py:net"]
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"mu": -1}, "fedprox(mu=-1)"),
+        ({"mu": "a"}, "fedprox(mu='a')"),
+        ({"mu": float("inf")}, "fedprox(mu=1e999)"),
+        ({"mu": True}, "fedprox(mu=true)"),
+        ({"mu": None}, "fedprox(mu=none)"),
+        ({"nope": 1}, "fedprox(nope=1)"),
+        ({"m": 1}, "fedprox(m=1)"),
+        ({"terms": 3}, "fedprox(terms=3)"),
+    ],
+)
+def test_an_object_is_refused_with_the_words_of_its_text(given, text):
+    with pytest.raises(InputError) as made:
+        FedProx(**given)
+    assert "\n" not in str(made.value) and "pydantic" not in str(made.value)
+    if "terms" not in given:
+        with pytest.raises(InputError) as read:
+            methods.build(text)
+        assert str(made.value) == str(read.value)
+
+
+def test_other_ways_to_make_an_object_refuse_alike():
+    for make, line in (
+        (lambda: FedProx(0.1), "fedprox takes its options by name (terms, mu), got 0.1"),
+        (lambda: FedProx(mu=float("nan")), "fedprox.mu: input should be a finite number, got nan"),
+        (lambda: FedProx(terms="prox"), "fedprox.terms: input should be a valid tuple, got 'prox'"),
+        (lambda: dataclasses.replace(FedProx(), mu=-1), "fedprox.mu: input should be greater than or equal to 0"),
+        (lambda: Local(lr=-1), "local.lr: input should be greater than 0, got -1"),
+        (lambda: Local(shuffle="yes"), "local.shuffle: input should be true or false, got 'yes'"),
+    ):
+        with pytest.raises(InputError) as caught:
+            make()
+        assert line in str(caught.value)

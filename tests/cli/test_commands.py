@@ -111,10 +111,42 @@ def test_json_is_the_summary_and_nothing_else(call: Call, tmp_path: Path):
 
 def test_json_of_a_diverged_run_has_no_nan(call: Call, tmp_path: Path):
     said = call(f"run {QUICK} --lr 1e30 --out run --json")
-    assert said.code == 0 and "NaN or infinite values" in said.err
-    assert one_object(said.out)["diverged"] is True
+    assert said.code == 3 and "NaN or infinite values" in said.err
+    assert one_object(said.out)["diverged"] is True and one_object(said.out)["diverged_in"] == 1
     for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines():
         one_object(line + "\n")
+
+
+BREAKS = """
+import torch
+from unskew import Method, registries, tree
+
+@registries.methods.register("cli_breaks")
+class Breaks(Method):
+    def update(self, s, server, merged):
+        found = super().update(s, server, merged)
+        return found if s.round < 2 else {**found, "model": tree.scale(found["model"], float("nan"))}
+"""
+
+
+def test_a_run_that_diverges_has_an_exit_code_of_its_own(call: Call, tmp_path: Path):
+    (tmp_path / "breaks.py").write_text(BREAKS)
+    line = f"--plugin breaks.py {QUICK} --rounds 4"
+    said = call(f"run {line} --method cli_breaks --out run")
+    assert said.code == 3 and "Traceback" not in said.err and said.err.count("round 2: cli_breaks.update gave") == 1
+    assert "in round 2: cli_breaks.update gave the server NaN or infinite numbers (group 'model')" in said.out
+    before = contents(tmp_path / "run")
+    said = call("resume run")
+    assert said.code == 3 and said.err == "run diverged in round 2; nothing to do\n" and "accuracy, last" in said.out
+    assert contents(tmp_path / "run") == before
+    said = call(f"compare {line} --methods cli_breaks,fedavg --seeds 1 --out c --json")
+    assert said.code == 0
+    rows, notes = one_object(said.out)["rows"], one_object(said.out)["notes"]
+    assert [row["diverged"] for row in rows] == [True, False] and not any(
+        "best" in str(cell) for cell in rows[0].values()
+    )
+    assert any("cli_breaks, seed 0: diverged in round 2 and stopped there" in text for text in notes)
+    assert {path.name for path in (tmp_path / "c").iterdir()} >= {"curves.png", "report.html", "table.md"}
 
 
 def test_progress_lines_keep_brackets(call: Call):
@@ -162,9 +194,7 @@ def test_an_interrupted_run_resumes_bit_for_bit(call: Call, tmp_path: Path):
         stop_after(patch, 1)
         said = call(f"{line} --out run")
     assert said.code == 130 and said.out == ""
-    assert (
-        said.err.startswith("error: interrupted; resume a run with 'unskew resume RUN'") and said.err.count("\n") == 1
-    )
+    assert said.err == "error: interrupted; resume the run with 'unskew resume run'\n"
     said = call("resume run --executor serial --json --quiet")
     assert said.code == 0 and one_object(said.out)["rounds"] == 3
     assert "resuming after round 1" in said.err
@@ -183,13 +213,33 @@ def test_resume_of_a_finished_run_only_shows_it(call: Call, tmp_path: Path):
 
 # ------------------------------------------------------------------------------------ compare
 
+
+TURNED = "the distance moved from serial, but for a ReLU or max-pool that rounding turns"
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("methods fedavg", f"within 0.001 of {TURNED}"),
+        ("methods feddecorr", "no bound to the distance from serial: rounding grows from step to step"),
+        ("methods fedaf", "the bits of serial: its clients work one by one"),
+        ("methods flfa", f"as the method inside, at best within 0.001 of {TURNED}"),
+        ("methods lddecorr", "no bound to the distance from serial: rounding grows from step to step"),
+        ("wire quantise", "within 0.02 of the distance moved from serial"),
+    ],
+)
+def test_listings_say_what_stacked_promises(call: Call, line: str, expected: str):
+    assert f"stacked: {expected}\n" in call(line).out
+    assert one_object(call(f"{line} --json").out)["stacked"] == expected
+
+
 COMPARE = "compare --model mlp --split iid --clients 4 --rounds 2 --methods fedavg,fedprox(mu=1) --seeds 1,2 --quiet"
 
 
 def test_compare_in_every_form_reuses_finished_runs(call: Call, tmp_path: Path):
     said = call(COMPARE.replace("(mu=1)", "'(mu=1)'") + " --out c")
     assert said.code == 0, said.err
-    assert "accuracy %" in said.out and "bold: best" in said.out
+    assert "accuracy %" in said.out and "bold: best" not in said.out  # nothing is bold in a file
     out = tmp_path / "c"
     assert {path.name for path in out.iterdir()} == {
         "runs", "table.md", "table.csv", "table.tex", "table.json", "curves.png", "split.png", "report.html",
@@ -403,6 +453,21 @@ def test_a_profile_is_shown_and_written(call: Call, tmp_path: Path):
 @pytest.mark.parametrize(("flag", "written"), [("true", True), ("false", False)])
 def test_compile_takes_true_or_false(call: Call, tmp_path: Path, flag: str, written: bool):
     executor = "stacked" if written else "serial"
-    said = call(f"run {QUICK} --executor {executor} --compile {flag} --rounds 1 --out {tmp_path / 'run'}")
+    small = "--model 'mlp(hidden=[4])' --rounds 1 --steps 1"  # compiling takes its time
+    said = call(f"run {QUICK} {small} --executor {executor} --compile {flag} --out {tmp_path / 'run'}")
     assert said.code == 0
     assert read_file(tmp_path / "run/run.toml")["execution"]["compile"] is written
+
+
+def test_flags_that_name_several_things_may_be_given_several_times(call: Call):
+    said = call(
+        f"run {QUICK} --wire 'clip(norm=1.0)' --wire 'quantise(bits=8)' --measure drift --measure rank --out run"
+    )
+    assert said.code == 0, said.err
+    assert [each["name"] for each in saved("run")["wire"]] == ["clip", "quantise"]
+    assert [each["name"] for each in saved("run")["measure"]] == ["drift", "rank"]
+
+
+def test_one_round_is_not_one_rounds(call: Call):
+    said = call("run --model mlp --split iid --clients 1 --rounds 1 --quiet --out run")
+    assert "1 round" in said.out and "1 rounds" not in said.out

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from awkward import DATA, play
-from support import STACKED_TOLERANCE, gap, initial_model
+from support import gap, initial_model
 from unskew.base import tree
 from unskew.core.method import methods
+from unskew.core.tolerance import find_tolerance
 
 FILES = sorted((Path(__file__).parent / "variants").glob("*.txt"))
 VARIANTS = [line.strip() for file in FILES for line in file.read_text().splitlines() if line.strip()]
@@ -26,4 +27,4 @@ def test_a_variant_runs_one_by_one_and_stacked(spec, caplog):
     stacked = play(spec, execution={"executor": "stacked", "chunk": 3}, **OPTIONS)
     if methods.build(spec).stackable:
         assert "one by one" not in caplog.text
-    assert gap(stacked, serial, initial_model(serial.run, DATA)) < STACKED_TOLERANCE
+    assert gap(stacked, serial, initial_model(serial.run, DATA)) <= find_tolerance(methods.build(spec))

@@ -73,7 +73,7 @@ class Ditto(Wrapper):
         return Outcome(c.state["own"], {"statistics": c.state.get("own_buffers", {})})
 
     def predict(self, c, params, x):
-        return c.forward(params, x, "eval", c.made.get("statistics")).logits
+        return c.forward(params, x, "eval", buffers=c.made.get("statistics")).logits
 
 
 @methods.register("test_krum")
@@ -99,14 +99,14 @@ class TwoBatches(Method):
     """Per-FedAvg, first order: a step on one batch, the gradient there on another."""
 
     def train(self, c, params):
-        return local_loop.sgd(c, params, self.meta_gradient, together=2)
+        return local_loop.sgd(c, params, self._meta_gradient, together=2)
 
-    def meta_gradient(self, c, params, batches):
+    def _meta_gradient(self, c, params, batches):
         first, second = batches
-        there = tree.add_scaled(params, self.plain(c, params, first), -0.05)
-        return self.plain(c, there, second)
+        there = tree.add_scaled(params, self._plain(c, params, first), -0.05)
+        return self._plain(c, there, second)
 
-    def plain(self, c, params, batch):
+    def _plain(self, c, params, batch):
         return c.grad(lambda p: batch.cross_entropy(c.forward(p, batch.x).logits), params)
 
 
@@ -283,7 +283,7 @@ def test_the_previous_model_is_the_one_that_the_client_trained_last():
     trained = tree.add(job.message["model"], first.groups["delta"])
     assert all(torch.allclose(c.previous["model"][name], value, atol=1e-6) for name, value in trained.items())
     batch = next(c.passes())
-    before = c.forward(c.previous["model"], batch.x, "eval", c.previous["buffers"]).features
+    before = c.forward(c.previous["model"], batch.x, "eval", buffers=c.previous["buffers"]).features
     assert torch.equal(c.predecessor(batch).features, before)
     new = task.visit(job, task.federation.train(0))
     assert new.previous["model"] is new.initial["model"]

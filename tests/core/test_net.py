@@ -1,9 +1,13 @@
 """One module for all: aliases, buffers, modes, chosen layers."""
 
+from collections import OrderedDict
+
 import pytest
 import torch
 from torch import nn
 
+import unskew
+from unskew.base import storage
 from unskew.base.tree import copy
 from unskew.core.net import Net
 from unskew.models.base import Model
@@ -102,3 +106,49 @@ def test_gradients_of_single_samples_with_channels_last():
         alone = torch.autograd.grad(loss(leaves, sample), list(leaves.values()))
         for own, expected in zip(each.values(), alone, strict=True):
             torch.testing.assert_close(own[place], expected)
+
+
+class ByTorch(nn.Dropout):
+    """The same layer, left as torch made it."""
+
+
+class FeaturesByTorch(nn.Dropout2d):
+    """The same."""
+
+
+class Mixed(nn.Module):
+    """Dropout as a layer and as a function."""
+
+    def __init__(self, drop):
+        super().__init__()
+        self.flat, self.drop, self.fc = nn.Flatten(), drop, nn.Linear(64, 10)
+
+    def forward(self, x):
+        return self.fc(nn.functional.dropout(self.drop(self.flat(x)), 0.2, self.training))
+
+
+def dropping(drop, features, inplace=False):
+    torch.manual_seed(0)
+    return nn.Sequential(OrderedDict(
+        conv=nn.Conv2d(1, 4, 3), maps=features(0.4), norm=nn.BatchNorm2d(4), flat=nn.Flatten(),
+        hidden=nn.Linear(144, 16), drop=drop(0.3, inplace=inplace), relu=nn.ReLU(), fc=nn.Linear(16, 10),
+    ))  # fmt: skip
+
+
+@pytest.mark.parametrize("memory_format", ["contiguous", "channels_last"])
+@pytest.mark.parametrize("inplace", [False, True])
+def test_masks_from_the_visits_own_stream_are_those_of_torch(memory_format, inplace):
+    options = {"clients": 4, "rounds": 2, "split": "iid", "executor": "serial", "memory_format": memory_format}
+    ours, torchs = (
+        unskew.run(model=dropping(*kinds, inplace=inplace), head="fc", **options).server
+        for kinds in ((nn.Dropout, nn.Dropout2d), (ByTorch, FeaturesByTorch))
+    )
+    assert storage.encode(ours) == storage.encode(torchs)
+
+
+def test_a_network_that_draws_elsewhere_too_keeps_its_order_of_draws():
+    def play(drop):
+        torch.manual_seed(0)
+        return unskew.run(model=Mixed(drop), head="fc", clients=4, rounds=2, split="iid", executor="serial").server
+
+    assert storage.encode(play(nn.Dropout(0.3))) == storage.encode(play(ByTorch(0.3)))

@@ -123,6 +123,14 @@ def test_positions_are_those_within_the_whole():
     assert torch.equal(seen, torch.cat([batch.positions for batch in c.draw_part(0.5, "some").passes()]))
 
 
+def test_a_part_may_have_a_limit():
+    c = open_one(prepare(), 0)
+    part, same = c.draw_part(1.0, "some", at_most=3), c.draw_part(0.5, "some", at_most=10**6)
+    assert int(part.num_samples) == 3 == sum(len(batch.y) for batch in part.passes())
+    plain = c.draw_part(0.5, "some")
+    assert torch.equal(same.data.positions, plain.data.positions) and len(c.draw_part(0.5, "some", 1).data) == 1
+
+
 def test_a_part_looks_up_what_the_whole_was_taught():
     c = open_one(prepare(model="mlp"), 0)
     for part in (c.with_seen("received").draw_part(0.5, "some"), c.draw_part(0.5, "some").with_seen("received")):

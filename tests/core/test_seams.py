@@ -96,11 +96,11 @@ class ScaledBackward(Wrapper):
     """Changes the backward pass of a chosen layer and nothing else (as FLFA): what it hands down is scaled."""
 
     factor: float = param(default=0.5, doc="scale of what flows below the layer")
-    reducers_seen = {"every": ("delta", per_client)}
+    _reducers_seen = {"every": ("delta", per_client)}
 
     @property
     def reducers(self):
-        return {**self.inner.reducers, **self.reducers_seen}
+        return {**self.inner.reducers, **self._reducers_seen}
 
     def prepare(self, c):
         plain = c.forward
@@ -110,8 +110,8 @@ class ScaledBackward(Wrapper):
 
         chosen = {c.names.layers[1]: scaled}  # the second convolution
 
-        def forward(params, x, mode="train", buffers=None, layers=None):
-            return plain(params, x, mode, buffers, {**chosen, **(layers or {})})
+        def forward(params, x, mode="train", **options):
+            return plain(params, x, mode, **{**options, "layers": {**chosen, **(options.get("layers") or {})}})
 
         return self.inner.prepare(c.with_forward(forward))
 

@@ -61,3 +61,9 @@ def test_holdout_differs_between_clients_and_leaves_its_input_alone():
 def test_holdout_share_must_leave_something(share):
     with pytest.raises(InputError, match="held out must be in"):
         hold_out(np.arange(5), 0, 0, share)
+
+
+def test_nothing_is_held_out_of_nothing():
+    nothing = np.empty(0, np.int64)
+    nothing.flags.writeable = False  # as partitions give it
+    assert [len(part) for part in hold_out(nothing, seed=0, client=0)] == [0, 0]

@@ -1,5 +1,6 @@
 """Many clients at once: the same results as one by one, within the stated tolerance."""
 
+import re
 import shutil
 
 import pytest
@@ -7,10 +8,13 @@ import torch
 from torch import nn
 
 from support import STACKED_TOLERANCE, gap, initial_model
+from unskew.base.batch import cross_entropy
 from unskew.base.errors import ClientError
 from unskew.core.method import Method, methods
+from unskew.core.reducers import total
 from unskew.data.dataset import Dataset, Samples
 from unskew.executors.compiled.steps import CompiledLanes
+from unskew.executors.serial import Serial
 from unskew.models.user_module import GivenModule
 from unskew.runs import engine
 from unskew.runs.config import from_table
@@ -118,6 +122,16 @@ def test_dropped_clients_and_holdout_tests():
     assert_alike(dropout=0.4, rounds=4, evaluation={"local_test": "holdout", "clients_every": 1})
 
 
+@pytest.mark.parametrize("buffers", ["average", "local", "reset"])
+def test_a_client_with_one_test_sample_is_tested_as_if_it_were_alone(buffers):
+    # with `reset` tests use the statistics of the batch, but one sample has none
+    evaluation = {"local_test": "holdout", "holdout": 0.1, "clients_every": 1}
+    options = {"model": "cnn8(norm=batch)", "local": {**LOCAL, "buffers": buffers}, "evaluation": evaluation}
+    serial, stacked = assert_alike(**options)
+    for mine, theirs in zip(stacked.rounds, serial.rounds, strict=True):
+        assert mine["personal"] == pytest.approx(theirs["personal"], rel=1e-4)
+
+
 def with_dropout():
     torch.manual_seed(0)
     body = [
@@ -135,6 +149,12 @@ def with_dropout():
 def test_dropout_draws_each_clients_own_stream(caplog):
     assert_alike(model=GivenModule.of(with_dropout(), "7"))
     assert "one by one" not in caplog.text
+
+
+def test_dropout_in_double_precision_is_scaled_in_double_precision():
+    model = nn.Sequential(Double(), *with_dropout().double())
+    serial, stacked = assert_alike(model=GivenModule.of(model, "8"))
+    assert gap(stacked, serial, initial_model(serial.run, DATA)) < 1e-12
 
 
 def test_batchnorm_convnet_on_cifar_sized_images_over_five_rounds(tmp_path):
@@ -165,12 +185,34 @@ class FailsAtTwo(Method):
         return super().start(c)
 
 
+@methods.register("test_stacked_own_head")
+class OwnHead(Method):
+    """Clients remember their head from the first visit on."""
+
+    personal = ("head.*",)
+
+
+@methods.register("test_stacked_two_loops")
+class TwoLoops(Method):
+    """Trains twice, with noise that depends on the number of the step."""
+
+    def gradient(self, c, params, batch):
+        drawn = c.draw(f"noise/{c.step}", lambda rng: torch.randn(4, generator=rng))
+        grads = super().gradient(c, params, batch)
+        return {**grads, "head.bias": grads["head.bias"] + drawn}
+
+    def train(self, c, params):
+        return super().train(c, super().train(c, params))
+
+
 @pytest.fixture(autouse=True, scope="module")
 def only_here():
     yield
     for name in (
         "test_python_branch",
         "test_fails_at_two",
+        "test_stacked_own_head",
+        "test_stacked_two_loops",
         "test_keeps_a_tensor",
         "test_round_in_loss",
         "test_hidden_round",
@@ -183,6 +225,22 @@ def test_what_cannot_be_stacked_runs_one_by_one_and_says_so(caplog):
     assert caplog.text.count("train of test_python_branch cannot run for many clients at once") == 1
     for name, value in serial.server["model"].items():
         assert torch.equal(value, stacked.server["model"][name])
+
+
+def test_a_step_that_has_another_number_at_each_client_runs_one_by_one_and_says_so(caplog):
+    serial, stacked = (play(kind, method="test_stacked_two_loops", model="mlp") for kind in ("serial", "stacked"))
+    assert "clients have taken different numbers of steps before" in caplog.text
+    for name, value in serial.server["model"].items():
+        assert torch.equal(value, stacked.server["model"][name])
+
+
+@pytest.mark.parametrize("wire", ["", "topk(share=0.2)"])
+@pytest.mark.parametrize(("method", "buffers"), [("test_stacked_own_head", "average"), ("fedavg", "local")])
+def test_newcomers_that_hold_other_groups_are_a_stack_of_their_own(method, buffers, wire, caplog):
+    more = {"wire": wire} if wire else {}
+    local = {**LOCAL, "buffers": buffers}
+    assert_alike(method=method, model="cnn8(norm=batch)", rounds=4, sample=0.6, dropout=0.3, local=local, **more)
+    assert "one by one" not in caplog.text
 
 
 def test_a_client_that_fails_is_named():
@@ -203,7 +261,7 @@ COMPILED = {"compile": True, "chunk": 5}
 
 
 @needs_compiler
-@pytest.mark.parametrize("method", ["fedprox(mu=1.0)", "scaffold"])
+@pytest.mark.parametrize("method", [pytest.param("fedprox(mu=1.0)", marks=pytest.mark.slow), "scaffold"])
 def test_compiled_steps_are_the_same_steps(method, caplog):
     assert_alike(
         method=method, model="mlp(hidden=[16])", rounds=4, local={**LOCAL, "lr_decay": 0.7}, execution=COMPILED
@@ -212,7 +270,7 @@ def test_compiled_steps_are_the_same_steps(method, caplog):
 
 
 @needs_compiler
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("momentum", [pytest.param(0.0, marks=pytest.mark.slow), 0.9])
 def test_blocks_of_compiled_steps_in_which_other_clients_are_active(momentum, caplog):
     data = images(98, sizes=(20, 28, 50))  # in the first block everyone is active, later fewer and fewer
     local = {**LOCAL, "batch": 4, "epochs": 1, "momentum": momentum}
@@ -221,7 +279,7 @@ def test_blocks_of_compiled_steps_in_which_other_clients_are_active(momentum, ca
 
 
 @needs_compiler
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("momentum", [pytest.param(0.0, marks=pytest.mark.slow), 0.9])
 def test_a_visit_goes_on_uncompiled_where_it_was(momentum, monkeypatch):
     plain = CompiledLanes._trace
     monkeypatch.setattr(CompiledLanes, "_trace", lambda self, c, params, gradient, block: (
@@ -246,6 +304,7 @@ def test_a_graph_that_no_longer_computes_what_the_slots_say_is_found_out(caplog)
 
 
 @needs_compiler
+@pytest.mark.slow
 def test_compiled_batchnorm_keeps_its_statistics(caplog):
     assert_alike(model="cnn8(norm=batch)", execution=COMPILED)
     assert "not compiled" not in caplog.text
@@ -282,8 +341,8 @@ class HiddenRound(Method):
     def prepare(self, c):
         plain, hidden = c.forward, {"scale": 0.5 if c.round > 1 else 1.0}
 
-        def forward(params, x, mode="train", buffers=None, layers=None):
-            out = plain(params, x, mode, buffers, layers)
+        def forward(params, x, mode="train", **options):
+            out = plain(params, x, mode, **options)
             return out._replace(logits=out.logits * hidden["scale"])
 
         return c.with_forward(forward)
@@ -300,3 +359,82 @@ def test_what_cannot_be_compiled_runs_uncompiled_and_says_so(method, caplog):
 def test_dropout_is_not_compiled(caplog):
     assert_alike(model=GivenModule.of(with_dropout(), "7"), execution=COMPILED)
     assert "the local step is not compiled" in caplog.text
+
+
+# ------------------------------------------------------------- what differs from `serial` without an error
+
+
+@methods.register("test_plain_mean")
+class PlainMean(Method):
+    """Counts padding in its mean."""
+
+    def criterion(self, c, out, batch):
+        return cross_entropy(out.logits, batch.y).mean()
+
+
+@methods.register("test_batch_mean")
+class BatchMean(Method):
+    """The same without."""
+
+    def criterion(self, c, out, batch):
+        return batch.mean(cross_entropy(out.logits, batch.y))
+
+
+@methods.register("test_counts_rows")
+class CountsRows(Method):
+    """Takes the width of a batch for its number of samples."""
+
+    def survey(self, c):
+        return {"seen": {"rows": torch.tensor(float(sum(len(batch.y) for batch in c.passes(8))))}}
+
+    survey_reducers = {"seen": total}
+
+    def digest(self, s, server, surveyed):
+        return {**server, "seen": surveyed["seen"]}
+
+
+@methods.register("test_global_draw")
+class GlobalDraw(Method):
+    """Draws from torch's global generator."""
+
+    def criterion(self, c, out, batch):
+        return batch.cross_entropy(out.logits + 0.5 * torch.rand(()))
+
+
+@methods.register("test_functional_dropout")
+class FunctionalDropout(Method):
+    """Dropout outside a layer."""
+
+    def criterion(self, c, out, batch):
+        return batch.cross_entropy(torch.nn.functional.dropout(out.logits, 0.3))
+
+
+@pytest.mark.parametrize(
+    "method, kind, line",
+    [
+        ("test_plain_mean", "train", r"what it sends as 'delta' of client \d differs by .* % from working alone"),
+        ("test_counts_rows", "survey", r"what it sends as 'seen' of client \d differs by"),
+        ("test_global_draw", "train", "draws from torch's global generator; c.draw"),
+        ("test_functional_dropout", "train", "draws from torch's global generator"),
+    ],
+)
+def test_what_would_differ_silently_works_one_by_one(method, kind, line, caplog):
+    ours, theirs = play("stacked", method=method), play("serial", method=method)
+    assert re.search(f"{kind} of {method} cannot run for many clients at once .*{line}", caplog.text)
+    for name, value in theirs.server[
+        "model"
+    ].items():  # the survey of one by one is that of `serial`; training is stacked
+        torch.testing.assert_close(ours.server["model"][name], value, rtol=0, atol=0 if kind == "train" else 1e-4)
+    assert "seen" not in theirs.server or torch.equal(ours.server["seen"]["rows"], theirs.server["seen"]["rows"])
+
+
+def test_a_method_that_keeps_to_the_rules_is_stacked(caplog):
+    play("stacked", method="test_batch_mean")
+    assert "one by one" not in caplog.text
+
+
+def test_only_a_few_clients_are_tried_and_only_once(monkeypatch):
+    seen = []
+    monkeypatch.setattr(Serial, "run", lambda self, jobs: [seen.append(job) or self.task.work(job) for job in jobs])
+    play("stacked", method="test_batch_mean")
+    assert [job.round for job in seen if job.kind == "train"] == [1] * 4

@@ -378,7 +378,9 @@ def test_own_evaluation_takes_the_last_whole_model_and_before_any_visit_the_rece
     assert all(torch.allclose(kept[name], value) for name, value in moved.items())
     (batch,) = absent.passes()
     buffers = reply.state["buffers"]
-    assert torch.equal(method.predict(absent, kept, batch.x), absent.forward(kept, batch.x, "eval", buffers).logits)
+    assert torch.equal(
+        method.predict(absent, kept, batch.x), absent.forward(kept, batch.x, "eval", buffers=buffers).logits
+    )
     never = task.visit(Job("personal", 2, 1, message), task.federation.train(1))
     received = method.personalise(never)
     assert all(torch.equal(received[name], message["model"].get(name, server["model"][name])) for name in received)

@@ -317,6 +317,18 @@ def test_batchnorm_is_updated_once_a_step_and_at_the_unmoved_weights(spec):
     assert all(torch.equal(mine[name], value) for name, value in plain.items())
 
 
+def test_a_projection_does_not_follow_rounding_noise():
+    # at w = w_g the proximal gradient is 0 up to rounding, and so says nothing about the local gradient
+    noise, local = {"w": torch.tensor([-1e-9, 0.0])}, {"w": torch.tensor([1.0, 2.0])}
+    assert torch.equal(remove_conflict(local, noise, threshold=1e-6)["w"], local["w"])
+    assert remove_conflict(local, {"w": torch.tensor([-1e-3, 0.0])}, threshold=1e-6)["w"].tolist() == [0.0, 2.0]
+    one = {"batch": 64, "epochs": 1, "lr": 0.05}
+    mine, plain = (
+        play(spec, model="mlp", rounds=1, local=one).server["model"] for spec in ("fedsol(projection=true)", "fedavg")
+    )
+    assert all(torch.equal(mine[name], value) for name, value in plain.items())
+
+
 def test_options_that_contradict_each_other_are_refused():
     for spec, words in {
         "fedsol(projection=true, strategy=A3)": "strategy=A3",

@@ -13,6 +13,7 @@ from torch import nn
 from awkward import DATA, config, play
 from support import FixedData, FixedFederation, PlannedTask, Recording, golden, golden_names, memory_store
 from unskew.base import tree
+from unskew.base.batch import Batch
 from unskew.base.errors import InputError
 from unskew.base.settings import LocalSettings
 from unskew.core.jobs import Job, Reply
@@ -424,6 +425,17 @@ def test_steps_on_something_else_than_the_model_are_let_pass():
     assert feedback.weight("fc").tolist() == [[1.0, 1.0]]
 
 
+def test_who_takes_no_step_keeps_its_scale():
+    # stacked, a client whose batches are used up sees empty ones; FedAS's Fisher trace uses its scale afterwards
+    feedback = fb.Feedback({"fc": torch.tensor([[3.0, 4.0]])})
+    batch = Batch(torch.zeros(2, 2), torch.zeros(2).long(), torch.arange(2), torch.tensor([True, False]))
+    feedback.before_step(None, {"fc.weight": torch.tensor([[6.0, 8.0]])}, batch)
+    assert feedback.weight("fc").tolist() == [[6.0, 8.0]]
+    nothing = batch._replace(mask=torch.tensor([False, False]))
+    feedback.before_step(None, {"fc.weight": torch.tensor([[9.0, 12.0]])}, nothing)
+    assert feedback.weight("fc").tolist() == [[6.0, 8.0]]
+
+
 def test_random_feedback_is_the_same_for_all_clients_and_rounds():
     assert torch.equal(draw_projection(1, "fc", 10, 7), draw_projection.__wrapped__(1, "fc", 10, 7))
     assert not torch.equal(draw_projection(1, "fc", 10, 7), draw_projection(2, "fc", 10, 7))
@@ -565,15 +577,15 @@ def test_layers_that_are_not_there(spec, line):
 
 
 def test_only_layers_that_are_trained_and_sent_are_candidates():
-    @methods.register("test_own_head")
+    @methods.register("test_flfa_own_head")
     class OwnHead(Method):
         """The head stays at home, the first layer as it is."""
 
         personal, frozen = ("head.*",), ("body.0.*",)
 
-    result = play("flfa(test_own_head)", rounds=1)
+    result = play("flfa(test_flfa_own_head)", rounds=1)
     assert list(result.rounds[1]["method"]["similarity"]) == ["body.3", "body.8"]
-    idle = play("flfa(test_own_head, select='fixed:body.3')", rounds=1, model="cnn8").rounds[1]["method"]
+    idle = play("flfa(test_flfa_own_head, select='fixed:body.3')", rounds=1, model="cnn8").rounds[1]["method"]
     assert idle["feedback_no_op_rounds"] == 1  # nothing below is trained
 
 

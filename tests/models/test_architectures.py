@@ -78,7 +78,9 @@ def inputs(shape, count=2):
 
 
 def test_every_architecture_is_tested_here():
-    assert {architectures.build(spec).name for spec in FEATURES} == set(architectures) - {"python", "given"}
+    assert {architectures.build(spec).name for spec in FEATURES} == {
+        name for name in architectures if name not in ("python", "given") and not name.startswith("test_")
+    }
 
 
 @pytest.mark.parametrize(("spec", "shape", "num_classes", "expected"), PUBLISHED)
@@ -140,7 +142,7 @@ def test_a_seed_gives_the_same_model(spec):
 def test_images_below_the_smallest_size_are_refused(spec, smallest):
     with torch.device("meta"):
         assert build(spec, (1, smallest, smallest), 3)(torch.empty(2, 1, smallest, smallest)).logits.shape == (2, 3)
-    with pytest.raises(InputError, match=rf"at least {smallest}x{smallest}, got {smallest - 1}x40; use cnn8 or mlp"):
+    with pytest.raises(InputError, match=rf"at least {smallest}x{smallest}, got {smallest - 1}x40; use (cnn8 or )?mlp"):
         build(spec, (1, smallest - 1, 40), 3)
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+import unskew
 from unskew.base.errors import InputError
 from unskew.models.base import Model, architectures, build
 from unskew.models.user_module import split_head
@@ -141,3 +142,36 @@ def test_mistakes_are_one_line(folder, spec, message):
 def test_an_input_the_network_cannot_take_is_an_input_error(folder):
     with pytest.raises(InputError, match=r"net.py:ready fails on inputs of shape \(1, 4, 4\)"):
         build("python:net.py:ready", (1, 4, 4), 5)
+
+
+class Positions(nn.Module):
+    """All of its buffers are integers or booleans."""
+
+    def __init__(self, *kinds):
+        super().__init__()
+        torch.manual_seed(0)
+        self.flat, self.fc = nn.Flatten(), nn.Linear(64, 10)
+        if "int" in kinds:
+            self.register_buffer("positions", torch.arange(64))
+            self.register_buffer("seen", torch.zeros((), dtype=torch.int32))
+        if "bool" in kinds:
+            self.register_buffer("mask", torch.arange(64) % 7 != 0)
+            self.register_buffer("met", torch.zeros(10, dtype=torch.bool))
+
+    def forward(self, x):
+        x = self.flat(x)
+        if hasattr(self, "seen") and self.training:
+            self.seen.add_(1)
+        x = x[:, self.positions] if hasattr(self, "positions") else x
+        return self.fc(x * self.mask if hasattr(self, "mask") else x)
+
+
+@pytest.mark.parametrize("buffers", ["average", "local", "reset"])
+@pytest.mark.parametrize("kinds", [("int",), ("bool",), ("int", "bool")])
+def test_buffers_that_have_no_mean(kinds, buffers):
+    options = {"model": Positions(*kinds), "head": "fc", "clients": 4, "rounds": 2, "split": "iid", "buffers": buffers}
+    alone, pool, many = (unskew.run(**options, executor=executor) for executor in ("serial", "pool", "stacked"))
+    assert alone.accuracy == pool.accuracy and abs(alone.accuracy - many.accuracy) < 0.02
+    for name, value in alone.server["buffers"].items():
+        assert torch.equal(value, many.server["buffers"][name]) and value.dtype == many.server["buffers"][name].dtype
+        assert "seen" in name or torch.equal(value, dict(options["model"].named_buffers())[name.partition(".")[2]])

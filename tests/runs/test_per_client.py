@@ -141,7 +141,7 @@ def test_a_half_done_round_leaves_nothing_in_a_checkpoint(tmp_path, whole, monke
     with pytest.raises((KeyboardInterrupt, ClientError)):
         play(tmp_path / "run")
     monkeypatch.undo()
-    found = checkpoint.load_newest(tmp_path / "run" / "checkpoint", whole.run.hash, 9)
+    found = checkpoint.load_newest(tmp_path / "run" / "checkpoint", checkpoint.Identity(whole.run.hash), 9)
     assert found.round == 2 and found.remembered[1] > 0
     assert_equal(engine.resume(tmp_path / "run"), whole)
 

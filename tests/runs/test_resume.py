@@ -143,7 +143,7 @@ def test_only_two_checkpoints_and_their_states_are_kept(whole):
     }  # fmt: skip
     run_hash = building.prepare(from_table(TABLE)).config.hash
     for last in (5, 6):
-        found = checkpoint.load_newest(whole / "checkpoint", run_hash, last)
+        found = checkpoint.load_newest(whole / "checkpoint", checkpoint.Identity(run_hash), last)
         assert found.round == last and found.states[1] > 4
 
 
@@ -160,14 +160,14 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
     path = interrupted(tmp_path / "run", 3)
     text = (path / "run.toml").read_text()
     (path / "run.toml").write_text(text.replace("lr = 0.05", "lr = 0.06"))
-    with pytest.raises(InputError, match=r"restore run\.toml"):
+    with pytest.raises(InputError, match=r"run\.toml was edited: it was run"):
         engine.resume(path)
 
 
 def test_a_checkpoint_of_another_version_is_refused(tmp_path):
     storage.write_certified(tmp_path, "round-000003", storage.encode({}, {"run": "abc", "round": 3, "states": {}}))
     with pytest.raises(InputError, match="written by another version of unskew"):
-        checkpoint.load_newest(tmp_path, "abc", 9)
+        checkpoint.load_newest(tmp_path, checkpoint.Identity("abc"), 9)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
@@ -207,7 +207,7 @@ def test_folder_reads_back(whole):
     assert {row["round"] for row in folder.client_rows()} == set(range(1, 7))
 
 
-@pytest.mark.parametrize("executor", ["serial", "pool"])
+@pytest.mark.parametrize("executor", [pytest.param("serial", marks=pytest.mark.slow), "pool"])
 def test_kill_nine_at_random_moments(tmp_path, executor):
     """Ten kills of a real process; `UNSKEW_KILLS` asks for more."""
     path = tmp_path / "run"

@@ -77,6 +77,11 @@ def test_memory_format_by_network_device_and_precision(model, device, precision,
         ({"model": "mlp(hidden=[256])"}, {}, "auto"),
         ({"model": "cnn8"}, {}, "auto"),
         ({"method": "fedaf"}, {}, "auto"),  # not stackable
+        ({"method": "feddecorr"}, {}, "auto"),  # stacked would promise nothing
+        ({"method": "feddecorr(var_eps=0.01)"}, {}, "stacked"),
+        ({"method": "flfa(fedavg(terms=[lddecorr]))"}, {}, "auto"),
+        ({"wire": "quantise(bits=8)"}, {}, "auto"),
+        ({"wire": "quantise(bits=16)"}, {}, "stacked"),
         ({}, {"memory_format": "contiguous"}, "auto"),  # fixed, as in a run that is resumed
     ],
 )

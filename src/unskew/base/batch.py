@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import torch
@@ -78,3 +79,9 @@ class Batch(NamedTuple):
 def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
     """The cross-entropy of each sample, [B]; `F.cross_entropy` runs client by client under `vmap`, this does not."""
     return -F.log_softmax(logits, -1).gather(-1, y.unsqueeze(-1)).squeeze(-1)
+
+
+def group_batches(batches: Iterator[Batch], size: int) -> Iterator[tuple[Batch, ...]]:
+    """So many batches at a time; what is left over at the end is not used."""
+    while len(group := tuple(itertools.islice(batches, size))) == size:
+        yield group

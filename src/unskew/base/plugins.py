@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.machinery
 import importlib.util
 import sys
 import threading
@@ -11,12 +12,21 @@ import traceback
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
+from unskew.base import user_code
 from unskew.base.errors import InputError, one_line
+from unskew.base.registry import Registry
 
+_PREFIX = "unskew_plugin_"
 _importing = threading.RLock()
+_loaded: dict[str, ModuleType] = {}
+"""By whole path, or by name."""
+_versions: dict[Path, list[str]] = {}
+"""The modules that a file was loaded as, one after each edit."""
+_folders: list[Path] = []
+"""Where resumed runs were begun."""
 
 
 def load_plugin(path: str) -> None:
@@ -27,13 +37,19 @@ def load_plugin(path: str) -> None:
 def load_object(target: str, what: str) -> Any:
     """The object that `file.py:name` or `package.module:name` stands for; `what` it is for begins the error's line."""
     place, _, name = target.rpartition(":")
-    if not place or not name:
-        raise InputError(f"{what} '{target}': expected file.py:function or package.module:function")
-    module = load_module(place, what)
+    module = load_home(target, what)
     if not hasattr(module, name):
         own = [key for key, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
         raise InputError(f"{what} {target}: there is no '{name}' in {place}; it has: {', '.join(own) or 'nothing'}")
     return getattr(module, name)
+
+
+def load_home(target: str, what: str) -> ModuleType:
+    """The module that `file.py:name` or `package.module:name` stands in."""
+    place, _, name = target.rpartition(":")
+    if not place or not name:
+        raise InputError(f"{what} '{target}': expected file.py:function or package.module:function")
+    return load_module(place, what)
 
 
 def call_object(target: str, what: str, *args: Any) -> Any:
@@ -50,51 +66,117 @@ def call_object(target: str, what: str, *args: Any) -> Any:
 
 
 def load_module(place: str, what: str) -> ModuleType:
-    """The module of a Python file or of a name; a file is run once, however many things it is asked for."""
-    is_file = place.endswith(".py") or "/" in place
-    if is_file and not Path(place).expanduser().is_file():
+    """The module of a Python file or of a name; it is run once, however many things it is asked for."""
+    path = find_file(place) if is_file(place) else None
+    if is_file(place) and path is None:
         raise InputError(f"{what} {place}: there is no such file; give its path from the current folder")
+    key = str(path) if path else place
     try:
         with _importing:
-            return _load_file(Path(place).expanduser().resolve()) if is_file else _load_name(place)
+            if key not in _loaded:
+                _loaded[key] = _load_file(path) if path else _load_name(place)
+            return _loaded[key]
+    except InputError as error:
+        raise InputError(f"{what} {place}: {error}") from None
     except (Exception, SystemExit) as error:
         raise InputError(f"{what} {place} cannot be imported: {_explain(error, place)}") from error
 
 
+def is_file(place: str) -> bool:
+    """Whether it names a file, and not a module."""
+    return place.endswith(".py") or "/" in place
+
+
+def find_file(place: str) -> Path | None:
+    """A file's whole path, from the current folder or from where a resumed run began."""
+    for folder in (Path(), *_folders):
+        path = folder / Path(place).expanduser()
+        if path.is_file():
+            return path.resolve()
+    return None
+
+
+def also_search(folder: str) -> None:
+    """Relative places are looked for in this folder, too, if the current one does not have them."""
+    if Path(folder) not in _folders:
+        _folders.insert(0, Path(folder))
+
+
+def forget_edited() -> None:
+    """Lets what was edited since it was loaded be loaded anew when it is next asked for."""
+    with _importing:
+        for key, module in list(_loaded.items()):
+            if user_code.is_outdated(module):
+                del _loaded[key]
+                files = user_code.files_of(module)
+                for name, other in list(sys.modules.items()):
+                    file = getattr(other, "__file__", None)
+                    # a plugin's own module stays, for the objects that there are; its next version has another name
+                    if file and not name.startswith(_PREFIX) and name != "__main__" and Path(file).resolve() in files:
+                        del sys.modules[name]
+
+
 def _load_name(name: str) -> ModuleType:
-    with _search_also(Path.cwd()):
-        return importlib.import_module(name)
+    earlier = [] if name in sys.modules else [name]
+    with Registry.replacing(earlier), _search_also(Path.cwd(), *_folders):
+        module = importlib.import_module(name)
+    user_code.note_plugin(module)
+    return module
+
+
+class _Source(importlib.machinery.SourceFileLoader):
+    """Reads the file and no compiled copy: that of a file edited twice within a second may be of the first edit."""
+
+    source = b""
+
+    def get_code(self, fullname: str) -> CodeType:
+        """The code of the file as it is now."""
+        self.source = self.get_data(self.path)
+        return self.source_to_code(self.source, self.path)
 
 
 def _load_file(path: Path) -> ModuleType:
-    name = f"unskew_plugin_{path.stem}_{zlib.crc32(str(path).encode() + path.read_bytes()):08x}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
+    if path.suffix != ".py":
         raise ImportError("not a Python file; its name must end in .py")
+    versions = _versions.setdefault(path, [])
+    number = f"_{len(versions)}" if versions else ""
+    name = f"{_PREFIX}{path.stem}_{zlib.crc32(str(path).encode()):08x}{number}"
+    loader = _Source(name, str(path))
+    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
+    assert spec is not None
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
-        with _search_also(path.parent):
-            spec.loader.exec_module(module)
+        with Registry.replacing(versions), _search_also(path.parent):
+            loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise
+    versions.append(name)
+    user_code.note_plugin(module, loader.source)
     return module
 
 
 @contextlib.contextmanager
-def _search_also(folder: Path) -> Iterator[None]:
-    """Lets imports find the modules of a folder; last, so that it hides nothing installed."""
-    sys.path.append(str(folder))
+def _search_also(*folders: Path) -> Iterator[None]:
+    """Lets imports find the modules of these folders; last, so that they hide nothing installed."""
+    before = sys.dont_write_bytecode
+    sys.path.extend(map(str, folders))
+    importlib.invalidate_caches()  # a file written a moment ago is not in the folder's list yet
+    sys.dont_write_bytecode = True  # see _Source
     try:
         yield
     finally:
-        sys.path.remove(str(folder))
+        sys.dont_write_bytecode = before
+        for folder in folders:
+            sys.path.remove(str(folder))
 
 
 def _explain(error: BaseException, place: str) -> str:
-    """The error's type and text, and the line of the user's file that led to it."""
+    """The error's type and text, the line of the user's file that led to it, and where names of unskew's are."""
     stem = Path(place).stem if place.endswith(".py") else place.rpartition(".")[2]
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).stem == stem]
-    return f"{type(error).__name__}: {one_line(error)}" + (f" (line {lines[-1]})" if lines else "")
+    moved = isinstance(error, ImportError) and (error.name or "").partition(".")[0] == "unskew"
+    hint = (
+        "; import what you need from the top, such as 'from unskew import Method, param, registries'" if moved else ""
+    )
+    return f"{type(error).__name__}: {one_line(error)}" + (f" (line {lines[-1]})" if lines else "") + hint

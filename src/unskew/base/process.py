@@ -4,16 +4,58 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import logging
 import os
 import sys
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import torch
 
 from unskew.base import seeds
 
+log = logging.getLogger(__name__)
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4
+
+
+class _Claim:
+    """Who works with the process's settings: one thread at a time, which may do so again inside."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.owner = ""
+        self.prepared = False
+
+
+_claim = _Claim()
+
+
+def _forget_claim() -> None:
+    """A forked process has no other threads: nobody would ever give back what one of them held."""
+    global _claim
+    _claim = _Claim()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_claim)
+
+
+@contextmanager
+def hold_process() -> Iterator[_Claim]:
+    """For a while no other thread changes what all threads share: torch's generator, threads, garbage collection.
+
+    A thread that has to wait says so once.
+    """
+    claim = _claim
+    if not claim.lock.acquire(blocking=False):
+        log.warning("waiting for the run in thread '%s' to end: runs in one process take turns", claim.owner)
+        claim.lock.acquire()
+    try:
+        claim.owner = threading.current_thread().name
+        yield claim
+    finally:
+        claim.lock.release()
 
 
 def keep_freed_memory() -> None:
@@ -29,20 +71,48 @@ def keep_freed_memory() -> None:
 
 
 @contextmanager
-def prepare_process(threads: int) -> Iterator[None]:
-    """For a while: a fixed number of threads, without which sums round differently, and little garbage collection."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    often = gc.get_threshold()
-    gc.freeze()  # what there is now need not be looked through again and again for garbage
-    gc.set_threshold(20_000, 20, 20)  # collecting every 700 objects took a twentieth of tiny rounds
-    try:
-        with seeds.preserve_global_generator():
+def neutral_torch() -> Iterator[None]:
+    """For a while: float32 by default, gradients, no autocast and no inference mode, whatever the program has set."""
+    default = torch.get_default_dtype()
+    with torch.inference_mode(False), torch.enable_grad(), _without_autocast():
+        torch.set_default_dtype(torch.float32)
+        try:
             yield
-    finally:
-        gc.set_threshold(*often)
-        gc.unfreeze()
-        torch.set_num_threads(before)
+        finally:
+            torch.set_default_dtype(default)
+
+
+@contextmanager
+def _without_autocast() -> Iterator[None]:
+    with ExitStack() as stack:
+        for kind in ("cpu", "cuda", "mps", "xpu"):
+            if torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
+
+
+@contextmanager
+def prepare_process(threads: int) -> Iterator[None]:
+    """For a while: a fixed number of threads, without which sums round differently, and little garbage collection.
+
+    What the program has set in torch, such as autocast, is off.
+    """
+    with hold_process() as claim:
+        before, often = torch.get_num_threads(), gc.get_threshold()
+        outermost, claim.prepared = not claim.prepared, True  # a run may be started inside another one
+        torch.set_num_threads(threads)
+        if outermost:
+            gc.freeze()  # what there is now need not be looked through again and again for garbage
+        gc.set_threshold(20_000, 20, 20)  # collecting every 700 objects took a twentieth of tiny rounds
+        try:
+            with neutral_torch(), seeds.preserve_global_generator():
+                yield
+        finally:
+            gc.set_threshold(*often)
+            if outermost:
+                claim.prepared = False
+                gc.unfreeze()
+            torch.set_num_threads(before)
 
 
 def count_cores() -> int:

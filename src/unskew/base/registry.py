@@ -8,17 +8,24 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import inspect
+import re
+import sys
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 import pydantic
+import pydantic_core
 from pydantic_core import PydanticUndefined
 from typing_extensions import dataclass_transform
 
-from unskew.base.errors import InputError
+from unskew.base.errors import DeclarationError, InputError
+from unskew.base.naming import check_hooks, is_class_var
 from unskew.base.text import Table, parse
 
 T = TypeVar("T", bound="Component")
@@ -47,6 +54,11 @@ class Component:
     name: ClassVar[str] = ""
     summary: ClassVar[str] = ""
 
+    def __init_subclass__(cls) -> None:
+        """Refuses names that are nearly those of hooks."""
+        check_hooks(cls)
+        check_options(cls)
+
     def __str__(self) -> str:
         """The shortest text that builds this component again."""
         given = []
@@ -56,12 +68,107 @@ class Component:
                 given.append(f"{field.name}={_text(value)}")
         return f"{self.name}({', '.join(given)})" if given else self.name
 
+    def code_used(self) -> tuple[Any, ...]:
+        """Modules, classes and functions whose code it uses and which are not its own class: the user's, say."""
+        return ()
+
 
 def validated(cls: type[C]) -> type[C]:
-    """A frozen dataclass that checks its fields: unknown ones, NaN and infinite numbers are errors."""
-    config = pydantic.ConfigDict(extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False)
+    """A frozen dataclass that checks its fields: unknown ones, NaN and infinite numbers are errors in one line."""
+    theirs = not cls.__module__.startswith("unskew.")  # defaults of the package's own are known to be right
+    config = pydantic.ConfigDict(
+        extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False, validate_default=theirs
+    )
     made: Any = pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=config)(cls)
+    if theirs:
+        _check_defaults(made)
+    made.__init__ = _in_one_line(made.__init__)
     return made  # type: ignore[no-any-return]
+
+
+def _in_one_line(make: Callable[..., None]) -> Callable[..., None]:
+    """An `__init__` that refuses in the words of `InputError`, however the object is made."""
+
+    @functools.wraps(make)
+    def __init__(self: Any, *args: Any, **values: Any) -> None:
+        cls = type(self)
+        for key, value in values.items():
+            known = cls.__pydantic_fields__.get(key)
+            if known is not None and (problem := _find_loose(known.annotation, value)) is not None:
+                raise InputError(f"{name_of(cls)}.{key}: input should be {problem}")
+        try:
+            make(self, *args, **values)
+        except pydantic.ValidationError as error:
+            what, names = name_of(cls), list(cls.__pydantic_fields__)
+            line = validation_line(what, error)
+            if args:
+                line = f"{what} takes its options by name ({', '.join(names) or 'it has none'}), got {args[0]!r}"
+            elif unknown := next((key for key in values if key not in names), None):
+                line = f"{what} has no argument '{unknown}'; {nearest(unknown, names)}"
+            raise InputError(line) from None
+
+    return __init__
+
+
+def name_of(cls: type) -> str:
+    """What a component or section is called in messages."""
+    return getattr(cls, "name", "") or cls.__name__.lower()
+
+
+def check_options(cls: type) -> None:
+    """Refuses options that have no place in a table, and an initialiser, which options would replace."""
+    for name in ("name", "summary", "args"):
+        if name in vars(cls).get("__annotations__", {}) and not is_class_var(cls, name):
+            raise DeclarationError(f"{cls.__name__}.{name}: an option cannot be called '{name}'; rename it")
+    if "__init__" in vars(cls):
+        raise DeclarationError(
+            f"{cls.__name__}.__init__ would be ignored: options are annotated (mu: float = 0.1) and set by themselves; "
+            "checks of them go into __post_init__(self)"
+        )
+
+
+def _check_defaults(cls: Any) -> None:
+    """Refuses defaults that could not be given, or not be written into a run's file and read again."""
+    defaults = {name: info.get_default(call_default_factory=True) for name, info in cls.__pydantic_fields__.items()}
+    defaults = {name: value for name, value in defaults.items() if value is not PydanticUndefined}
+    for name, value in defaults.items():
+        if (wrong := _find_unplain(value)) is not None:
+            raise DeclarationError(
+                f"{cls.__name__}.{name}: its default must be made of plain values (numbers, text, lists, tables, "
+                f"components), got {_short(wrong)}; a constant of your own: _{name}, or annotate it as ClassVar"
+            )
+        if (problem := _find_loose(_hints(cls)[name], value)) is not None:
+            raise DeclarationError(f"{cls.__name__}.{name}: its default should be {problem}")
+    try:
+        cls.__pydantic_validator__.validate_python(pydantic_core.ArgsKwargs((), defaults))
+    except pydantic.ValidationError as error:
+        for each in error.errors():
+            if each["loc"] and each["loc"][0] in defaults and not each["type"].startswith("missing"):
+                message = each["msg"][:1].lower() + each["msg"][1:]
+                got = _short(each.get("input"))
+                where = f"{cls.__name__}.{each['loc'][0]}"
+                raise DeclarationError(
+                    f"{where}: its default is not right: {message}, got {got}; change it, or its annotation"
+                ) from None
+    except Exception:
+        return  # of its __post_init__, which says it when the class is used
+
+
+def _find_unplain(value: Any) -> Any:
+    """The first part of a value that no table can hold; None: all is well."""
+    if isinstance(value, dict):
+        return next((part for key, item in value.items() for part in (_find_unplain(key), _find_unplain(item))
+                     if part is not None), None)  # fmt: skip
+    if isinstance(value, (list, tuple)):
+        return next((part for part in map(_find_unplain, value) if part is not None), None)
+    return None if value is None or isinstance(value, (bool, int, float, str, Component)) else value
+
+
+def _find_loose(hint: Any, value: Any) -> str | None:
+    """What pydantic would read as something else: true as 1, and "yes" as true."""
+    if isinstance(value, bool) and hint in (int, float, int | None, float | None):
+        return f"a number, got {str(value).lower()}"
+    return f"true or false, got {_short(value)}" if hint is bool and not isinstance(value, bool) else None
 
 
 class Registry(Generic[T]):
@@ -72,21 +179,68 @@ class Registry(Generic[T]):
     def __init__(self, kind: str, base: type[T]) -> None:
         self.kind, self.base = kind, base
         self._classes: dict[str, type[T]] = {}
+        self._specs: dict[str, Any] = {}
         Registry.every.append(self)
 
     def register(self, name: str) -> Callable[[type[C]], type[C]]:
         """Class decorator: makes the class a frozen, validated dataclass and gives it this name."""
+        self._check_name(name)
 
         def decorate(cls: type[C]) -> type[C]:
-            if name in self._classes:
-                raise ValueError(f"{self.kind} '{name}' is registered twice")
+            if not isinstance(cls, type) or not issubclass(cls, self.base):
+                got = f"the class {cls.__name__}" if isinstance(cls, type) else _name_kind(cls)
+                raise DeclarationError(
+                    f"{self.kind} '{name}' must be a class that derives from {self.base.__name__}, got {got}"
+                )
+            self._check_free(name, cls)
             doc = inspect.getdoc(cls) or ""
             made: Any = validated(cls)
             made.name, made.summary = name, doc.split("\n\n")[0].replace("\n", " ")
-            self._classes[name] = made
+            self._classes[name], self._specs[name] = made, _spec(cls)
             return made  # type: ignore[no-any-return]
 
         return decorate
+
+    def _check_name(self, name: Any) -> None:
+        """Refuses a name that nobody could write on a command line."""
+        if isinstance(name, str) and _NAME.fullmatch(name):
+            return
+        what = f'register expects a name such as "mine" (a-z, 0-9, _), got {_short(name)}'
+        if isinstance(name, type):
+            decorator = f'@registries.{{}}.register("{name.__name__.lower()}")'
+            place = {"method": "methods", "term": "terms"}.get(self.kind, "…")
+            what = f"register expects a name, got the class {name.__name__}; write {decorator.format(place)}"
+        raise DeclarationError(what)
+
+    def _check_free(self, name: str, cls: type) -> None:
+        """Refuses a name that another class has; a module or notebook cell that is run again replaces its own."""
+        earlier = self._classes.get(name)
+        if earlier is None:
+            return
+        same = (earlier.__module__, earlier.__qualname__) == (cls.__module__, cls.__qualname__)
+        again = same and (_spec(cls) is None or _spec(cls) is not self._specs.get(name))
+        file = _file(earlier)
+        if file is not None and earlier.__qualname__ == cls.__qualname__ and earlier.__module__ != cls.__module__:
+            again = again or _is_same_file(file, _file(cls))  # a plugin that another one imports by its name
+        if not again and (file is None or Path(file).exists()):
+            raise InputError(
+                f"{self.kind} '{name}' is registered twice: by {earlier.__qualname__} in {_origin(earlier)} and by "
+                f"{cls.__qualname__} in {_origin(cls)}; rename one of them"
+            )
+
+    @staticmethod
+    @contextmanager
+    def replacing(modules: Collection[str]) -> Iterator[None]:
+        """Forgets what these modules registered, for their new version to register; an error leaves all as it was."""
+        before = [(registry, dict(registry._classes)) for registry in Registry.every]
+        for registry, classes in before:
+            registry._classes = {name: cls for name, cls in classes.items() if cls.__module__ not in modules}
+        try:
+            yield
+        except BaseException:
+            for registry, classes in before:
+                registry._classes = classes
+            raise
 
     def __iter__(self) -> Iterator[str]:
         return iter(sorted(self._classes))
@@ -130,6 +284,31 @@ class Registry(Generic[T]):
         return {key: _build_nested(kinds.get(key), value) for key, value in table.items()}
 
 
+_NAME = re.compile(r"[a-z_][a-z0-9_]*")
+
+
+def _name_kind(value: Any) -> str:
+    return f"{type(value).__name__} {getattr(value, '__name__', '')}".strip()
+
+
+def _spec(cls: type) -> Any:
+    """What a module was loaded by: another object after each load; None in a script or notebook."""
+    return None if cls.__module__ == "__main__" else getattr(sys.modules.get(cls.__module__), "__spec__", None)
+
+
+def _file(cls: type) -> str | None:
+    file: str | None = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    return file
+
+
+def _is_same_file(one: str, other: str | None) -> bool:
+    return other is not None and Path(one).resolve() == Path(other).resolve()
+
+
+def _origin(cls: type) -> str:
+    return "unskew itself" if cls.__module__.startswith("unskew.") else _file(cls) or cls.__module__
+
+
 def component_fields(cls: type) -> dict[str, Registry[Any]]:
     """Which fields of a component hold other components, and of which kind."""
     found: dict[str, Registry[Any]] = {}
@@ -166,20 +345,19 @@ def _plain(value: Any) -> Any:
 
 
 def construct(cls: type[C], values: Table) -> C:
-    """The object, or the first validation error as one line."""
-    what = getattr(cls, "name", "") or cls.__name__.lower()
+    """The object; what text reads as nothing is the word where `none` is a choice."""
     for key, hint in _hints(cls).items():
         if key in values and values[key] is None and "none" in typing.get_args(hint):
-            values = {**values, key: "none"}  # text reads the word as nothing; here it is a choice
-        # pydantic would read true as 1, and "yes" as true
-        if isinstance(values.get(key), bool) and hint in (int, float, int | None, float | None):
-            raise InputError(f"{what}.{key}: input should be a number, got {str(values[key]).lower()}")
-        if hint is bool and not isinstance(values.get(key, False), bool):
-            raise InputError(f"{what}.{key}: input should be true or false, got {_short(values[key])}")
-    try:
-        return cls(**values)
-    except pydantic.ValidationError as error:
-        raise InputError(validation_line(what, error)) from None
+            values = {**values, key: "none"}
+    return cls(**values)
+
+
+_WHOLE, _NUMBER = "input should be a whole number", "input should be a number"
+_KINDS = {
+    "int_type": _WHOLE, "int_parsing": _WHOLE, "int_from_float": _WHOLE, "int_parsing_size": _WHOLE,
+    "float_type": _NUMBER, "float_parsing": _NUMBER,
+}  # fmt: skip
+"""Pydantic's kinds of errors in the words of the command line."""
 
 
 def validation_line(what: str, error: pydantic.ValidationError) -> str:
@@ -188,7 +366,13 @@ def validation_line(what: str, error: pydantic.ValidationError) -> str:
     where = ".".join([what, *(str(part) for part in first["loc"])])
     message = first["msg"][:1].lower() + first["msg"][1:]
     message = message.removeprefix("value error, ")
+    message = _KINDS.get(first["type"], message)
+    for limit in first.get("ctx", {}).values():  # 3.4e38, not forty digits
+        if isinstance(limit, float) and limit >= 1e15:
+            message = f"{message.rpartition(' ')[0]} {limit:g}"
     given = first.get("input", PydanticUndefined)
+    if not first["loc"]:  # of the component's own check: all options are at fault
+        return f"{where}: {message}"
     if first["type"] in ("missing", "missing_argument"):
         return f"{where} is missing; give it a value"
     return f"{where}: {message}" + ("" if isinstance(given, dict) else f", got {_short(given)}")
@@ -219,6 +403,11 @@ def to_table(component: Component) -> Table:
     def plain(value: Any) -> Any:
         if isinstance(value, Component):
             return to_table(value)
+        if (wrong := _find_unplain(value)) is not None:
+            raise InputError(
+                f"{component.name}: options must be plain values (numbers, text, lists, tables, components), got "
+                f"{_short(wrong)}; a run could not be written down with it"
+            )
         if isinstance(value, (list, tuple)):
             return [plain(item) for item in value]
         return value

@@ -3,10 +3,25 @@
 from __future__ import annotations
 
 import hashlib
+import random
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import torch
+
+from unskew.base.torch_private import own_draws
+
+
+class _LayerStream(threading.local):
+    """Each thread's own copy of what layers draw from: nobody else draws from it."""
+
+    def __init__(self) -> None:
+        self.generator = torch.Generator()
+
+
+_layers = _LayerStream()
 
 
 def derive(seed: int, purpose: str, round_: int = 0, client: int = -1) -> int:
@@ -21,19 +36,54 @@ def generator(seed: int, purpose: str, round_: int = 0, client: int = -1) -> tor
 
 
 def seed_layers(seed: int, purpose: str, round_: int = 0, client: int = -1) -> None:
-    """Seeds torch's global generator, which only dropout and the initialisers of modules draw from."""
+    """Seeds torch's global generator, which only dropout and the initialisers of modules draw from, and its copy."""
+    number = derive(seed, purpose, round_, client)
     # torch.manual_seed also walks over accelerators and took 230 µs a call; this takes 3
-    torch.default_generator.manual_seed(derive(seed, purpose, round_, client))
+    torch.default_generator.manual_seed(number)
+    _layers.generator.manual_seed(number)
+
+
+def layer_stream() -> torch.Generator:
+    """The same numbers as torch's global generator after `seed_layers`, whatever other threads draw from that one."""
+    return _layers.generator
 
 
 @contextmanager
 def preserve_global_generator() -> Iterator[None]:
-    """Leaves torch's global generator as it was found."""
-    before = torch.default_generator.get_state()
+    """Leaves torch's global generator as it was found, and what layers draw from."""
+    before, own = torch.default_generator.get_state(), _layers.generator.get_state()
     try:
         yield
     finally:
         torch.default_generator.set_state(before)
+        _layers.generator.set_state(own)
+
+
+@contextmanager
+def drawing_weights(number: int) -> Iterator[None]:
+    """Initialisers of layers draw from this seed, whatever other threads draw from torch's global generator."""
+    with preserve_global_generator():
+        _layers.generator.manual_seed(number)
+        with own_draws(number):
+            yield
+
+
+@contextmanager
+def seed_everything(seed: int, purpose: str) -> Iterator[None]:
+    """Seeds the global generators of torch, numpy and Python, whatever is drawn from; leaves them as they were found.
+
+    For what is made before a run, perhaps by code that knows no other generator: data, a split, a network.
+    """
+    of_python, of_numpy, number = random.getstate(), np.random.get_state(), derive(seed, purpose)
+    with preserve_global_generator():
+        seed_layers(seed, purpose)
+        random.seed(number)
+        np.random.seed(number % 2**32)
+        try:
+            yield
+        finally:
+            random.setstate(of_python)
+            np.random.set_state(of_numpy)
 
 
 def sample_cohort(seed: int, round_: int, clients: int, size: int) -> list[int]:

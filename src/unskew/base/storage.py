@@ -22,6 +22,11 @@ _KINDS = {
 }  # fmt: skip
 
 
+def can_hold(dtype: torch.dtype) -> bool:
+    """Whether tensors of this type can be written."""
+    return dtype in _KINDS
+
+
 def encode(groups: Groups, notes: dict[str, Any] | None = None) -> bytes:
     """The bytes of these groups, with a few plain values beside them; equal input gives equal bytes."""
     order = {group: list(tree) for group, tree in groups.items()}

@@ -54,6 +54,11 @@ def _convert(node: ast.expr, text: str) -> Any:
     )
 
 
+def count_of(number: int, thing: str, plural: str = "") -> str:
+    """`1 round`, `2 rounds`."""
+    return f"{number} {thing if number == 1 else plural or thing + 's'}"
+
+
 def split_list(text: str) -> list[str]:
     """Splits `fedavg,fedprox(mu=0.1, terms=[kl])` at its outer commas."""
     parts, depth = [""], 0

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +16,7 @@ from torch._C import _functorch
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.dropout import _DropoutNd
+from torch.utils._python_dispatch import TorchDispatchMode
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
@@ -30,7 +32,19 @@ scale_list = torch._foreach_mul
 scale_in_place = torch._foreach_mul_
 """`scale_in_place(a, factor)`: multiplies each `a[i]` by the factor."""
 
+
+def count_changes(tensor: Tensor) -> int:
+    """How often a tensor was changed in place; tensors made in inference mode do not count."""
+    return -1 if tensor.is_inference() else tensor._version
+
+
 # ---------------------------------------------------------------------------------------------------- gradients
+
+
+def has_gradient_hook(tensor: Tensor) -> bool:
+    """Whether functions are registered on it that a backward pass would call."""
+    return bool(tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None))
+
 
 _engine: Any = torch.autograd.Variable._execution_engine
 run_backward: Callable[..., tuple[Tensor | None, ...]] = _engine.run_backward
@@ -95,6 +109,87 @@ def has_hooks(module: nn.Module) -> bool:
 def both_sided_padding(layer: nn.Conv2d) -> list[int]:
     """The padding of a convolution as `F.pad` takes it."""
     return layer._reversed_padding_repeated_twice
+
+
+class _DrawWatcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes whether this thread draws from torch's global generator while the mode is on."""
+
+    drew = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """The operation as it is."""
+        given = (*args, *(kwargs or {}).values())
+        if torch.Tag.nondeterministic_seeded in func.tags and not any(isinstance(v, torch.Generator) for v in given):
+            self.drew = True
+        return func(*args, **(kwargs or {}))
+
+
+watch_draws: Callable[[], Any] = _DrawWatcher
+"""A context whose `drew` says whether this thread drew from torch's global generator meanwhile."""
+
+
+class _OwnDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """While the mode is on, what this thread draws on the CPU is drawn from a generator that no other thread knows.
+
+    It follows the global one where this thread seeds or restores that: another thread only moves it on.
+    """
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        torch.default_generator.manual_seed(seed)
+        self._own = torch.Generator().manual_seed(seed)
+        self._left = self._own.get_state()
+        self._seen = {self._left.numpy().tobytes()}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """The operation, with the generator where it would take the global one."""
+        given = kwargs or {}
+        if torch.Tag.nondeterministic_seeded not in func.tags or not _draws_from_global(args, given):
+            return func(*args, **given)
+        self._follow()
+        if (seeded := _find_seeded(func)) is not None:
+            out = seeded(*args, **{**given, "generator": self._own})
+        else:
+            torch.default_generator.set_state(self._left)
+            out = func(*args, **given)
+            self._own.set_state(torch.default_generator.get_state())
+        self._left = self._own.get_state()
+        self._seen.add(self._left.numpy().tobytes())
+        torch.default_generator.set_state(self._left)
+        return out
+
+    def _follow(self) -> None:
+        now, seed = torch.default_generator.get_state(), torch.default_generator.initial_seed()
+        if torch.equal(now, self._left):
+            return
+        known = now.numpy().tobytes() in self._seen or torch.equal(now, torch.Generator().manual_seed(seed).get_state())
+        if known or seed != self._own.initial_seed():  # else somebody else drew
+            self._own.set_state(now)
+            self._left = now
+            self._seen.add(now.numpy().tobytes())
+
+
+def _draws_from_global(args: Any, kwargs: dict[str, Any]) -> bool:
+    values = (*args, *kwargs.values())
+    devices = [torch.device(kwargs["device"])] if kwargs.get("device") is not None else []
+    devices += [value.device for value in values if isinstance(value, Tensor)]
+    return all(d.type == "cpu" for d in devices) and not any(isinstance(value, torch.Generator) for value in values)
+
+
+@lru_cache
+def _find_seeded(func: Any) -> Any:
+    """The operation that takes a generator, too: itself or its twin; None if there is none."""
+    names = [argument.name for argument in func._schema.arguments]
+    if "generator" in names:
+        return func
+    packet = func.overloadpacket
+    twins = (getattr(packet, overload) for overload in packet.overloads())
+    wanted = sorted([*names, "generator"])
+    return next((twin for twin in twins if sorted(a.name for a in twin._schema.arguments) == wanted), None)
+
+
+own_draws: Callable[[int], AbstractContextManager[Any]] = _OwnDraws
+"""`own_draws(seed)`: a context in which what this thread draws is the seed's, whatever other threads draw."""
 
 
 # ---------------------------------------------------------------------------------------------------- compilation

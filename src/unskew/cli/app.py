@@ -6,16 +6,17 @@ import gc
 import importlib
 import io
 import logging
-import os
 import sys
+from contextlib import nullcontext
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from unskew import __version__
-from unskew.base.errors import ClientError, InputError, one_line
-from unskew.cli.output import errors, note
+from unskew.base.errors import InputError, SlotError, one_line
+from unskew.cli import signals, streams
+from unskew.cli.output import errors, note, reserve_output
 
 COMMANDS = {
     "run": ("run.run", "Runs one method and leaves a folder with its results."),
@@ -28,7 +29,10 @@ COMMANDS = {
         "split.split",
         "Shows and saves a partition: counts per client and class, how skewed it is, a picture.",
     ),
-    "methods": ("listing.list_methods", "Lists the methods, or explains one (or a term) with all its options."),
+    "methods": (
+        "methods.list_methods",
+        "Lists the methods and what combines with them, or explains one with all its options.",
+    ),
     "data": (
         "listing.list_data",
         "Lists the data sets, or explains one: its files, and where they were looked for.",
@@ -47,6 +51,10 @@ COMMANDS = {
 
 INTERRUPTED, CLOSED_PIPE = 130, 141
 """Exit codes as if ended by SIGINT, and by SIGPIPE, which is what `| head` expects."""
+EXIT_CODES = (
+    "Exit codes: 0 done; 1 a client's work failed; 2 bad input, or the system refused something; 3 the run diverged; "
+    "130, 143, 129 ended by Ctrl-C, SIGTERM, SIGHUP."
+)
 
 
 class LazyGroup(TyperGroup):
@@ -61,7 +69,7 @@ class LazyGroup(TyperGroup):
 app = typer.Typer(
     cls=LazyGroup, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Federated learning when clients' data are skewed: run, compare, resume.",
+    help="Federated learning when clients' data are skewed: run, compare, resume.", epilog=EXIT_CODES,
 )  # fmt: skip
 for _name, (_, _line) in COMMANDS.items():
     app.command(_name, help=_line)(lambda: None)
@@ -77,6 +85,7 @@ def load_command(name: str) -> Any:
     gc.freeze()
     gc.enable()
     keep_freed_memory()
+    signals.begin_work()
     alone = typer.Typer(add_completion=False, rich_markup_mode="rich")
     alone.command(name)(found)
     return typer.main.get_command(alone)
@@ -93,7 +102,7 @@ def set_up(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="print the version")
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="log what happens inside")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="log what happens inside; show tracebacks")] = False,
 ) -> None:
     """Federated learning when clients' data are skewed: run, compare, resume."""
     logging.getLogger("unskew").setLevel(logging.DEBUG if debug else logging.INFO)
@@ -118,17 +127,33 @@ def main(arguments: list[str] | None = None) -> None:
 def _call(arguments: list[str] | None) -> int:
     """Calls the command; gives the exit code."""
     try:
-        code: Any = app(args=arguments, standalone_mode=False)
+        return _try_command(arguments)
+    except BaseException:
+        if signals.was_received():  # it can come out as another error, of a module that was being imported
+            return _report_interrupt()
+        raise
+
+
+def _try_command(arguments: list[str] | None) -> int:
+    try:
+        for_programs = {"--json", "--format"} & {each.partition("=")[0] for each in arguments or sys.argv[1:]}
+        with reserve_output() if for_programs else nullcontext():
+            code: Any = app(args=arguments, standalone_mode=False)
         sys.stdout.flush()
-        if code == INTERRUPTED:  # what the command-line library makes of Ctrl-C
+        if code == INTERRUPTED or signals.was_received():  # what the command-line library makes of Ctrl-C
             return _report_interrupt()
         return code if isinstance(code, int) else 0
     except InputError as error:
         return _report(one_line(error))
-    except ClientError as error:
-        if error.details:
-            errors.print(error.details.rstrip())
-        _report(f"{one_line(error)}; finished rounds are kept, 'unskew resume' continues from the last checkpoint")
+    except SlotError as error:
+        if error.details and logging.getLogger("unskew").isEnabledFor(logging.DEBUG):
+            errors.print(error.details.rstrip(), markup=False, highlight=False)
+        kept = (
+            f"; finished rounds are kept, 'unskew resume {error.folder}' continues from the last checkpoint"
+            if error.folder
+            else ""
+        )
+        _report(f"{one_line(error)}{kept}")
         return 1
     except KeyboardInterrupt:
         return _report_interrupt()
@@ -143,10 +168,23 @@ def _call(arguments: list[str] | None) -> int:
     except Exception as error:
         if hasattr(error, "format_message"):  # the command-line library's error for a wrong flag or value
             message = " ".join(error.format_message().split()) or "no command was given"
+            message = _explain_flag(error) or message
             return _report(f"{message} (see --help)")
         if type(error).__name__ == "Abort":
             return _report_interrupt()
         raise
+
+
+def _explain_flag(error: Any) -> str | None:
+    """The line of a flag that there is not, where a run's section has an option of that name."""
+    command = getattr(getattr(error, "ctx", None), "command", None)
+    flags = [flag for parameter in getattr(command, "params", ()) for flag in parameter.opts]
+    if not hasattr(error, "option_name") or "--set" not in flags:
+        return None
+    from unskew.runs.config import find_path
+
+    path = find_path(error.option_name.lstrip("-").replace("-", "_"))
+    return path and f"No such option: {error.option_name}; it is {path}: write --set {path}=..."
 
 
 def _report(text: str) -> int:
@@ -155,8 +193,8 @@ def _report(text: str) -> int:
 
 
 def _report_interrupt() -> int:
-    _report("interrupted; resume a run with 'unskew resume RUN', a comparison with the same command again")
-    return INTERRUPTED
+    _report(signals.describe())
+    return signals.exit_code()
 
 
 def _report_refusal(error: OSError) -> int:
@@ -167,9 +205,5 @@ def _report_refusal(error: OSError) -> int:
 
 
 def _discard_output() -> int:
-    """What could not be printed stays unprinted: the interpreter must not try again when it ends."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    streams.discard("stdout")
     return CLOSED_PIPE

@@ -1,4 +1,4 @@
-"""`unskew methods`, `data`, `models`, `measures`, `wire`: what there is; each imports only what it lists."""
+"""`unskew data`, `models`, `measures`, `wire`: what there is; each imports only what it lists."""
 
 from __future__ import annotations
 
@@ -15,32 +15,11 @@ from unskew.cli.shared_flags import DataDir, Json
 
 if TYPE_CHECKING:
     from unskew.base.registry import Component, Registry
-    from unskew.core.method import Method
 
 LARGEST = 100_000
 
 Name = Annotated[str | None, typer.Argument(help="one of them, to be explained")]
 Plugins = Annotated[list[str] | None, typer.Option(help="a Python file to import first")]
-
-
-def list_methods(name: Name = None, plugin: Plugins = None, as_json: Json = False) -> None:
-    """Lists the methods, or explains one (or a term) with all its options."""
-    import unskew.terms  # noqa: F401 - registers the terms
-    from unskew.core.term import terms
-    from unskew.core.wrapper import Wrapper
-    from unskew.methods import methods
-
-    _load_plugins(plugin)
-    if name is not None:
-        registry: Registry[Any] = terms if name in terms and name not in methods else methods
-        _show_component(registry, name, as_json)
-        return
-    rows = [
-        {"name": key, "kind": "wrapper" if issubclass(methods.get(key), Wrapper) else "method",
-         "output": _output(methods.get(key)), "summary": methods.get(key).summary}
-        for key in methods
-    ]  # fmt: skip
-    _show_rows(rows, as_json, "explain one: unskew methods NAME; combine: fedavg(terms=[prox(mu=0.1)])")
 
 
 def list_data(name: Name = None, data_dir: DataDir = None, as_json: Json = False) -> None:
@@ -59,7 +38,7 @@ def list_data(name: Name = None, data_dir: DataDir = None, as_json: Json = False
             }
             for key, source in ((key, sources.get(key)) for key in sources if key != "given")
         ]
-        _show_rows(
+        show_rows(
             rows, as_json, "explain one: unskew data NAME; your own: npz:PATH, folder:PATH, python:file.py:function"
         )
         return
@@ -75,7 +54,7 @@ def list_data(name: Name = None, data_dir: DataDir = None, as_json: Json = False
         fetched = all(needed.url for needed in source.files)
         found = "not on this machine; the first run downloads it" if fetched else f"not on this machine: {error}"
     extra = {**dataclasses.asdict(source.about), "files": files, "found": found}
-    _show_component(sources, name, as_json, extra)
+    show_component(sources, name, as_json, extra)
 
 
 def list_models(
@@ -93,51 +72,60 @@ def list_models(
     if not 2 <= classes <= LARGEST:
         raise InputError(f"--classes expects a number from 2 to {LARGEST}, got {classes}")
     if name is not None:
-        _show_component(architectures, name, as_json, {"input": list(sizes), **_count(name, sizes, classes)})
+        show_component(architectures, name, as_json, {"input": list(sizes), **_count(name, sizes, classes)})
         return
     rows = [
         {"name": key, **_count(key, sizes, classes), "summary": architectures.get(key).summary}
         for key in architectures
         if key != "given"
     ]
-    _show_rows(rows, as_json, f"counts for inputs {sizes} and {classes} classes; others: --shape 1,28,28 --classes 9")
+    show_rows(rows, as_json, f"counts for inputs {sizes} and {classes} classes; others: --shape 1,28,28 --classes 9")
 
 
 def list_measures(name: Name = None, plugin: Plugins = None, as_json: Json = False) -> None:
     """Lists what a run can also record (--measure), or explains one of them."""
     from unskew.measures import measures
 
-    _load_plugins(plugin)
+    load_plugins(plugin)
     if name is not None:
-        _show_component(measures, name, as_json)
+        show_component(measures, name, as_json)
         return
     rows = [{"name": key, "summary": measures.get(key).summary} for key in measures]
-    _show_rows(rows, as_json, 'explain one: unskew measures NAME; record some: unskew run --measure "drift,rank"')
+    show_rows(rows, as_json, 'explain one: unskew measures NAME; record some: unskew run --measure "drift,rank"')
 
 
 def list_processors(name: Name = None, plugin: Plugins = None, as_json: Json = False) -> None:
     """Lists what can happen to replies on their way to the server (--wire), or explains one of them."""
     from unskew.wire import processors
 
-    _load_plugins(plugin)
+    load_plugins(plugin)
     if name is not None:
-        _show_component(processors, name, as_json)
+        show_component(processors, name, as_json, {"stacked": expect_of_stacked(processors.get(name))})
         return
     rows = [{"name": key, "summary": processors.get(key).summary} for key in processors]
-    _show_rows(rows, as_json, 'explain one: unskew wire NAME; use some: unskew run --wire "clip(norm=1.0),quantise"')
+    show_rows(rows, as_json, 'explain one: unskew wire NAME; use some: unskew run --wire "clip(norm=1.0),quantise"')
 
 
-def _load_plugins(paths: list[str] | None) -> None:
+def load_plugins(paths: list[str] | None) -> None:
+    """Imports the files that a command names."""
     if paths:
-        from unskew.runs.config import load_plugins  # brings all of unskew with it, as a plugin may need
+        from unskew.runs import config  # brings all of unskew with it, as a plugin may need
 
-        load_plugins({"plugins": paths})
+        config.load_plugins({"plugins": paths})
 
 
-def _output(method: type[Method]) -> str:
-    """Which model a method gives; a wrapper's depends on what is inside it."""
-    found = method.output
-    return found if isinstance(found, str) else "as inside"
+def expect_of_stacked(kind: type[Any]) -> str:
+    """What the executor `stacked` promises for a method, a term or a wire processor with its defaults."""
+    from unskew.core.method import Method
+    from unskew.core.tolerance import describe, find_tolerance
+    from unskew.core.wrapper import Wrapper
+
+    try:
+        made = kind()
+        found = describe(find_tolerance(made) if isinstance(made, Method) else made.stacked_tolerance)
+    except Exception:  # it needs arguments, such as a method inside
+        return "as the method inside"
+    return f"as the method inside, at best {found}" if issubclass(kind, Wrapper) else found
 
 
 def _count(name: str, shape: tuple[int, ...], classes: int) -> dict[str, Any]:
@@ -153,7 +141,8 @@ def _count(name: str, shape: tuple[int, ...], classes: int) -> dict[str, Any]:
         return {"parameters": "", "features": "", "problem": str(error)}
 
 
-def _show_rows(rows: list[dict[str, Any]], as_json: bool, hint: str) -> None:
+def show_rows(rows: list[dict[str, Any]], as_json: bool, hint: str) -> None:
+    """Prints a list, and below it how to go on."""
     if as_json:
         print_json(rows)
         return
@@ -165,7 +154,8 @@ def _show_rows(rows: list[dict[str, Any]], as_json: bool, hint: str) -> None:
     console.print(f"\n{hint}", style="dim", soft_wrap=True)
 
 
-def _show_component(registry: Registry[Any], name: str, as_json: bool, extra: dict[str, Any] | None = None) -> None:
+def show_component(registry: Registry[Any], name: str, as_json: bool, extra: dict[str, Any] | None = None) -> None:
+    """Explains one component: its text, what else is known of it, and its options."""
     from unskew.base.registry import options
 
     cls: type[Component] = registry.get(name)

@@ -7,27 +7,55 @@ from typing import Annotated
 
 import typer
 
-from unskew.cli.output import note, show_result
+from unskew.base.errors import InputError
+from unskew.cli import signals
+from unskew.cli.output import DIVERGED, note, show_result
 from unskew.cli.progress import RoundProgress
 from unskew.cli.shared_flags import DataDir, Json, Quiet
 from unskew.runs import engine
-from unskew.runs.folder import RunFolder
+from unskew.runs.folder import EditedRun, Row, RunFolder
+from unskew.runs.summary import check_summary, read_finished
 
 
 def resume(
     path: Annotated[Path, typer.Argument(metavar="RUN", help="the run's folder")],
     data_dir: DataDir = None,
     executor: Annotated[str | None, typer.Option(help="another executor than the run began with")] = None,
+    accept_changed_code: Annotated[
+        bool, typer.Option("--accept-changed-code", help="go on although your own code changed, and record it")
+    ] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Resumes an interrupted run, bit for bit, from its newest complete checkpoint."""
-    folder, config = RunFolder.open(path)
-    if folder.finished:
-        summary = folder.summary()
-        note(f"{path} is finished already; nothing to do")
-        show_result(summary, path, as_json)
+    if RunFolder.at(path).finished:
+        show_finished(path, as_json)
         return
+    _, config = RunFolder.open(path, accept=accept_changed_code)
+    signals.explain_run(path)
     with RoundProgress(str(config.method), config.rounds, quiet) as progress:
-        result = engine.resume(path, data_dir=data_dir, watch=progress, executor=executor)
-    show_result(result.summary, path, as_json)
+        result = engine.resume(
+            path, data_dir=data_dir, watch=progress, executor=executor, accept_changed_code=accept_changed_code
+        )
+    _show(result.summary, path, as_json)
+
+
+def show_finished(path: Path, as_json: bool) -> None:
+    """Shows a finished run, also if its code is gone by now."""
+    summary = read_finished(RunFolder(path))
+    try:
+        _, config = RunFolder.open(path)
+        check_summary(config, summary, path)
+    except EditedRun:
+        raise
+    except InputError as error:
+        note(f"run.toml can no longer be read: {error}")
+    ended = f"diverged in round {summary['diverged_in']}" if summary.get("diverged_in") else "is finished already"
+    note(f"{path} {ended}; nothing to do")
+    _show(summary, path, as_json)
+
+
+def _show(summary: Row, path: Path, as_json: bool) -> None:
+    show_result(summary, path, as_json)
+    if summary["diverged"]:
+        raise typer.Exit(DIVERGED)

@@ -10,12 +10,14 @@ import typer
 from unskew.base import storage
 from unskew.base.json_text import to_json
 from unskew.base.text import Table
-from unskew.cli.output import console, make_table, show_result
+from unskew.cli import signals
+from unskew.cli.output import DIVERGED, console, make_table, show_result
 from unskew.cli.progress import DownloadProgress, RoundProgress
-from unskew.cli.run_flags import add_run_flags, to_run
+from unskew.cli.run_flags import add_run_flags
 from unskew.cli.shared_flags import DataDir, Json, Quiet
 from unskew.core.profile import PARTS, Profile
 from unskew.runs import building, engine
+from unskew.runs.arguments import to_run
 from unskew.runs.config import FLAGS
 
 
@@ -37,12 +39,16 @@ def run(
     prepared = building.prepare(to_run(config), data_dir, download=DownloadProgress())
     wanted = prepared.config
     path = out or Path("runs") / wanted.title
+    place = path.absolute()  # a slot may change the current folder
+    signals.explain_run(path)
     stopwatch = Profile() if profile else None
     with RoundProgress(str(wanted.method), wanted.rounds, quiet) as progress:
         result = engine.start(prepared, path, watch=progress, profile=stopwatch)
     show_result(result.summary, path, as_json)
     if stopwatch is not None:
-        _show_profile(stopwatch.seconds, path, as_json)
+        _show_profile(stopwatch.seconds, place, as_json)
+    if result.diverged:
+        raise typer.Exit(DIVERGED)
 
 
 def _show_profile(seconds: dict[str, float], folder: Path, as_json: bool) -> None:

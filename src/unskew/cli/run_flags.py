@@ -16,10 +16,12 @@ import typer
 from unskew.base.errors import InputError
 from unskew.base.registry import Option, options
 from unskew.base.text import Table
-from unskew.runs.config import FLAGS, SECTIONS, Run, from_table, load_plugins, override, read_assignment, read_file
+from unskew.runs.arguments import spell_flag
+from unskew.runs.config import FLAGS, SECTIONS, Run, load_plugins, override, read_assignment, read_file
 
-_FLAG_OF = {path: flag for flag, path in FLAGS.items()}
 _KINDS: dict[str, type] = {"int": int, "float": float, "int | none": int, "bool": bool}
+LISTS = ("measure", "wire")
+"""Flags that name several things: given twice, they name all of them."""
 _METAVARS = {int: "INTEGER", float: "FLOAT", str: "TEXT", bool: "true|false"}
 
 
@@ -31,7 +33,7 @@ def add_run_flags(*flags: str) -> Callable[[Callable[..., None]], Callable[..., 
 
         @functools.wraps(command)
         def call(**given: Any) -> None:
-            values = {FLAGS[flag]: given.pop(flag) for flag in flags}
+            values = {FLAGS[flag]: _join(given.pop(flag)) for flag in flags}
             config = build_table(values, **{parameter.name: given.pop(parameter.name) for parameter in shared})
             command(config, **given)
 
@@ -66,18 +68,6 @@ def build_table(
     return table
 
 
-def to_run(table: Table) -> Run:
-    """The validated run; an option that has a flag is named by both."""
-    try:
-        return from_table(table)
-    except InputError as error:
-        option, colon, rest = str(error).partition(": ")
-        flag = _FLAG_OF.get(option.removeprefix("run."))
-        if flag is None:
-            raise
-        raise InputError(f"{option} ({_spell(flag)}){colon}{rest}") from None
-
-
 def _find_parameters(function: Callable[..., Any], without: str) -> list[inspect.Parameter]:
     found = inspect.signature(function, eval_str=True).parameters.values()
     return [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in found if parameter.name != without]
@@ -89,11 +79,18 @@ def _make_parameter(flag: str) -> inspect.Parameter:
     choices = f" ({option.type})" if " | " in option.type and kind is str and flag != "model" else ""
     default = "" if option.default == "none" else f" [default: {option.default}]"
     info = typer.Option(
-        _spell(flag), help=(option.doc + choices + default).replace("[", "\\["), show_default=False,
+        spell_flag(flag), help=(option.doc + choices + default).replace("[", "\\["), show_default=False,
         parser=functools.partial(_read, flag, kind), metavar=_METAVARS[kind],
     )  # fmt: skip
     # the parser gives the type; named here, bool would become a flag without a value
-    return inspect.Parameter(flag, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[str | None, info])
+    taken: Any = list[str] if flag in LISTS else str
+    annotation = Annotated[taken | None, info]
+    return inspect.Parameter(flag, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _join(value: Any) -> Any:
+    """A flag that was given several times as one list."""
+    return (",".join(value) or None) if isinstance(value, list) else value
 
 
 @functools.cache
@@ -103,10 +100,6 @@ def _find_options() -> dict[str, Option]:
     for key, section in SECTIONS.items():
         found |= {f"{key}.{option.name}": option for option in options(section)}
     return found
-
-
-def _spell(flag: str) -> str:
-    return f"--{flag.replace('_', '-')}"
 
 
 def _read(flag: str, kind: type, text: str) -> Any:
@@ -119,4 +112,5 @@ def _read(flag: str, kind: type, text: str) -> Any:
     except ValueError:
         pass
     expected = {int: "a whole number", float: "a number", bool: "true or false"}[kind]
-    raise InputError(f"{_spell(flag)} expects {expected}, got '{text}'")
+    path = FLAGS[flag] if "." in FLAGS[flag] else f"run.{FLAGS[flag]}"
+    raise InputError(f"{path} ({spell_flag(flag)}): input should be {expected}, got '{text}'")

@@ -10,16 +10,17 @@ from typing import Annotated
 import typer
 
 from unskew.base.errors import InputError
-from unskew.base.text import Table
+from unskew.base.text import Table, count_of
 from unskew.cli.output import console, make_table, print_json
 from unskew.cli.progress import DownloadProgress
-from unskew.cli.run_flags import add_run_flags, to_run
+from unskew.cli.run_flags import add_run_flags
 from unskew.cli.shared_flags import DataDir, Json
 from unskew.data.dataset import Dataset
 from unskew.data.partition.base import Partition, refuse_other
 from unskew.data.partition.skew import SkewSummary, choose_clients, describe, label_counts
 from unskew.report.split_plot import Counts, plot_split
 from unskew.runs import building
+from unskew.runs.arguments import to_run
 
 SHOWN_CLIENTS = 40
 SHOWN_CLASSES = 20
@@ -94,7 +95,7 @@ def _show_summary(summary: SkewSummary, partition: Partition) -> None:
         "median",
         "90 %",
         "max",
-        title=f"\n{summary.clients} clients, {summary.samples} samples, hash {partition.hash}",
+        title=f"\n{count_of(summary.clients, 'client')}, {count_of(summary.samples, 'sample')}, hash {partition.hash}",
     )
     names = {
         "samples": summary.sizes, "classes held": summary.classes, "effective classes": summary.effective_classes,

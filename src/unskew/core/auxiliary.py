@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable
 from functools import lru_cache
 from typing import Literal
 
-from torch import Tensor, default_generator, nn, no_grad
+from torch import Tensor, nn, no_grad
 
 from unskew.base import seeds
 from unskew.base.errors import InputError
@@ -63,7 +63,8 @@ class _Shared:
     def __init__(self, module: nn.Module) -> None:
         self._module, self._slots = module, _find_all(module)
         self._norms = [m for m in module.modules() if isinstance(m, BatchNormBase) and m.track_running_stats]
-        self.trainable = tuple(find_slots(module, own_parameters))
+        places = find_slots(module, own_parameters)
+        self.trainable = tuple(name for name, [(holder, key), *_] in places.items() if holder[key].requires_grad)
         self._use: Use | None = None
 
     def run(self, params: Tree, inputs: tuple[Tensor, ...], use: Use) -> Tensor:
@@ -85,8 +86,7 @@ def _share(build: Build, sizes: tuple[Hashable, ...]) -> _Shared:
 
 def _make(build: Build, sizes: tuple[Hashable, ...], seed: int) -> nn.Module:
     # inside the level of a stack of clients nothing could be drawn
-    with seeds.preserve_global_generator(), clear_interpreter_stack():
-        default_generator.manual_seed(seed)
+    with clear_interpreter_stack(), seeds.drawing_weights(seed):
         module = build(*sizes)
     for layer in module.modules():
         kind = type(layer).__name__

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from typing_extensions import Self
+from typing_extensions import Self, Unpack
 
-from unskew.base import seeds
-from unskew.base.batch import Output
+from unskew.base import seeds, tree
+from unskew.base.batch import Output, group_batches
 from unskew.base.errors import InputError
 from unskew.base.settings import LocalSettings
 from unskew.base.tree import Groups, Tree
-from unskew.core.net import Forward, Layer, Mode, Names, Part
+from unskew.core.checks.faults import Fault
+from unskew.core.net import Forward, Mode, Names, PassOptions
 from unskew.core.per_client import PerClient
 
 if TYPE_CHECKING:
@@ -44,9 +45,7 @@ class Steps(Protocol):
     def descend(self, c: Context, params: Tree, gradient: LocalGradient, batches: Iterable[Any]) -> Tree:
         """A copy of `params` after one step of SGD along `gradient(c, params, batch)` for each batch."""
 
-    def fold(
-        self, c: Context, step: Callable[[Groups, Batch], Groups], start: Groups, batches: Iterable[Batch]
-    ) -> Groups:
+    def fold(self, c: Context, step: Callable[[Groups, Any], Groups], start: Groups, batches: Iterable[Any]) -> Groups:
         """`start` after `step(groups, batch)` for each batch; a client that has no batch left stands still."""
 
 
@@ -71,6 +70,28 @@ class Outcome(NamedTuple):
         return cls(params, {**made, **more})
 
 
+TAKEN = frozenset({
+    "round", "client", "samples", "steps", "weight", "used", "dropped", "straggler", "share", "bytes_down", "bytes_up",
+    "seconds", "accuracy", "test_samples",
+})  # fmt: skip
+"""Keys of a client's row that are not to be noted under; `train_loss` is noted by who computes the loss."""
+
+
+def check_note(name: Any, value: Any) -> None:
+    """Refuses what cannot be in a client's row, or would hide what is there."""
+    if not isinstance(name, str) or name in TAKEN:
+        taken = "is taken in a client's row" if name in TAKEN else "is no text"
+        raise Fault(None, "", f"notes something under {name!r} (diagnostics.note), which {taken}; choose another name")
+    good = value.dim() == 0 and not value.is_complex() if isinstance(value, Tensor) else _is_number(value)
+    if not good:
+        shown = f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else repr(value)[:60]
+        raise Fault(None, "", f"notes under '{name}' (diagnostics.note) what is no single number: {shown}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) or (hasattr(value, "item") and getattr(value, "ndim", 1) == 0)
+
+
 class Diagnostics:
     """Numbers noted during a visit, and the steps taken; kept as tensors, so that nothing waits for them."""
 
@@ -89,6 +110,8 @@ class Diagnostics:
     def note(self, name: str, value: Tensor | float) -> None:
         """Adds one observation to the mean kept under this name."""
         total, count = self._sums.get(name, (None, 0))
+        if not count:
+            check_note(name, value)
         self._sums[name] = (value if total is None else total + value, count + 1)
 
     def means(self) -> dict[str, float]:
@@ -120,11 +143,35 @@ class Context:
     """Called at every step and at the end of training; they note numbers and change nothing."""
     rounds: int = 0
     """How many rounds the run has."""
+    guarded: bool = False
+    """Whether steps are looked at: code from outside the package runs in them."""
+    closely: bool = False
+    """Whether contents are compared, too: in the first visit of a process."""
+
+    def with_fields(self: Self, **changed: Any) -> Self:
+        """The same context with other fields: `dataclasses.replace` in a tenth of its time, which tiny visits feel."""
+        fields = {**self.__dict__, **changed}
+        if len(fields) != len(self.__dict__):
+            raise TypeError(f"a context has no field {sorted(changed.keys() - self.__dict__.keys())}")
+        made = object.__new__(type(self))
+        object.__setattr__(made, "__dict__", fields)
+        return made
 
     @property
     def step(self) -> int:
         """The number of the current step in the visit, from 1; 0 before the first."""
         return self.diagnostics.steps
+
+    def drop_fixed(self, params: Tree) -> Tree:
+        """The parameters without those that the network itself froze, which nobody sends again or keeps."""
+        return tree.without(params, self.names.fixed) if self.names.fixed else params
+
+    def add_fixed(self, params: Tree) -> Tree:
+        """The parameters with those that the network itself froze, as the initial model has them."""
+        if not self.names.fixed:
+            return params
+        own = {**params, **tree.select(self.initial["model"], self.names.fixed)}
+        return {name: own[name] for name in self.names.params if name in own}
 
     def features(self, params: Tree, x: Tensor, mode: Mode = "train") -> Tensor:
         """The body's features of inputs, [B, D]."""
@@ -138,7 +185,7 @@ class Context:
         """The same context with other local settings (`lr=0.01, epochs=1`), whose steps and notes are not counted."""
         settings = replace(self.settings, **changed)
         seeing = tuple(observer for observer in self.observers if observer.asides)
-        return replace(self, settings=settings, diagnostics=self.diagnostics.make_empty(), observers=seeing)
+        return self.with_fields(settings=settings, diagnostics=self.diagnostics.make_empty(), observers=seeing)
 
     def grad(self, loss: Callable[[Tree], Tensor], params: Tree, names: tuple[str, ...] | None = None) -> Tree:
         """The gradient of `loss` at `params` for the trainable parameters, or for `names`."""
@@ -177,7 +224,7 @@ class ClientContext(Context):
 
     def with_made(self, **groups: Tree) -> ClientContext:
         """The same visit with something that is made once and used in later slots: `c.made[name]`."""
-        return replace(self, made={**self.made, **groups})
+        return self.with_fields(made={**self.made, **groups})
 
     def rng(self, purpose: str) -> torch.Generator:
         """A stream of this run, round and client for this purpose."""
@@ -187,9 +234,9 @@ class ClientContext(Context):
         """Random numbers of this client, `make(rng)`: the way to draw that also works for many clients at once."""
         return make(self.rng(purpose)).to(self.data.device)
 
-    def draw_part(self, share: float, purpose: str) -> ClientContext:
+    def draw_part(self, share: float, purpose: str, at_most: int | None = None) -> ClientContext:
         """The same visit whose data are a random part of the client's; positions stay those in the whole."""
-        return replace(self, data=self.data.draw_part(share, self.rng(purpose)))
+        return self.with_fields(data=self.data.draw_part(share, self.rng(purpose), at_most))
 
     @property
     def counts(self) -> Tensor:
@@ -199,12 +246,12 @@ class ClientContext(Context):
     @property
     def num_samples(self) -> Tensor:
         """Training samples of this client; a tensor, because slots may run for many clients at once."""
-        return _count(len(self.data))
+        return _count(len(self.data), self.guarded)
 
     @property
     def num_steps(self) -> Tensor:
         """Optimiser steps taken so far in this visit; a tensor for the same reason."""
-        return _count(self.diagnostics.steps)
+        return _count(self.diagnostics.steps, self.guarded)
 
     @property
     def augmented(self) -> bool:
@@ -223,17 +270,20 @@ class ClientContext(Context):
 
     def fold(
         self,
-        step: Callable[[Groups, Batch], Groups],
+        step: Callable[[Groups, Any], Groups],
         start: Groups,
         *,
         epochs: int | None = None,
         purpose: str = "batches",
+        together: int = 1,
     ) -> Groups:
         """A loop of one's own over the visit's batches: `start` after `step(groups, batch)` for each; steps count.
 
-        It holds for many clients at once, where a client whose batches are used up must stand still.
+        It holds for many clients at once, where a client whose batches are used up must stand still. With `together`
+        above 1 each step gets a tuple of so many batches, as in `sgd`.
         """
-        return self.steps.fold(self, step, start, self.batches(epochs, purpose))
+        batches: Iterator[Any] = self.batches(epochs, purpose)
+        return self.steps.fold(self, step, start, batches if together == 1 else group_batches(batches, together))
 
     # ------------------------------------------------------------------ what models that stay fixed say of samples
 
@@ -272,7 +322,7 @@ class ClientContext(Context):
 
     def _look(self, which: Fixed, x: Tensor) -> tuple[Tensor, Tensor]:
         model = self._fixed(which)
-        out = self.forward(model["model"], x, "eval", model["buffers"])
+        out = self.forward(model["model"], x, "eval", buffers=model["buffers"])
         return out.logits, out.features
 
     def _fixed(self, which: Fixed) -> Groups:
@@ -287,24 +337,18 @@ class ClientContext(Context):
 
     def with_forward(self, forward: Forward) -> ClientContext:
         """The same visit with another forward pass (a wrapper's way to change how gradients travel)."""
-        return replace(self, forward=forward)
+        return self.with_fields(forward=forward)
 
     def with_buffers(self, buffers: Tree) -> ClientContext:
         """The same visit with BatchNorm statistics of another model, which passes in mode `train` update in a copy."""
         own, plain = self.steps.copy(buffers), self.forward
 
-        def forward(
-            params: Tree,
-            x: Tensor,
-            mode: Mode = "train",
-            buffers: Tree | None = None,
-            layers: Mapping[str, Layer] | None = None,
-            part: Part = "whole",
-            maps: tuple[str, ...] = (),
-        ) -> Output:
-            return plain(params, x, mode, own if buffers is None else buffers, layers, part, maps)
+        def forward(params: Tree, x: Tensor, mode: Mode = "train", **options: Unpack[PassOptions]) -> Output:
+            if options.get("buffers") is None:
+                options["buffers"] = own
+            return plain(params, x, mode, **options)
 
-        return replace(self, buffers=own, forward=forward)
+        return self.with_fields(buffers=own, forward=forward)
 
 
 @dataclass(frozen=True)
@@ -322,17 +366,28 @@ class ServerContext(Context):
     has_batchnorm: bool = False
     per_client: PerClient = field(default_factory=PerClient)
     """What the server remembers of single clients: `get(client)`, `put(client, groups)`."""
+    testing: bool = False
+    """Whether the message that `download` makes is for a client's test at the end of the round (0: before the first),
+    not for its training."""
 
     def read_only(self) -> ServerContext:
         """The same round for slots that may not change what the server remembers of single clients."""
-        return replace(self, per_client=self.per_client.read_only())
+        return self.with_fields(per_client=self.per_client.read_only())
+
+    def for_tests(self) -> ServerContext:
+        """The end of the same round, where clients are tested and nothing is changed."""
+        return self.read_only().with_fields(testing=True)
 
     def rng(self, purpose: str) -> torch.Generator:
         """A stream of this run and round for this purpose."""
         return seeds.generator(self.seed, f"server/{purpose}", self.round)
 
 
+def _count(value: int, fresh: bool) -> Tensor:
+    """A whole number as a tensor without dimensions, float64; made anew for code that may change it."""
+    return _make_count.__wrapped__(value) if fresh else _make_count(value)
+
+
 @lru_cache(maxsize=4096)
-def _count(value: int) -> Tensor:
-    """A whole number as a tensor without dimensions, float64; made once."""
+def _make_count(value: int) -> Tensor:
     return torch.tensor(float(value), dtype=torch.float64)

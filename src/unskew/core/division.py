@@ -44,8 +44,8 @@ class Division(Component):
 
     def check(self, context: Context) -> None:
         """An error where nothing is shared."""
-        if not self.shared(context, context.initial["model"]):
-            raise InputError(f"division {self} leaves nothing to share; let some parameters travel")
+        if not context.drop_fixed(self.shared(context, context.initial["model"])):
+            raise InputError(f"division {self} leaves nothing to share that is trained; let some parameters travel")
 
 
 divisions: Registry[Division] = Registry("division", Division)

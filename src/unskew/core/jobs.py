@@ -82,6 +82,8 @@ class Reply:
     """Seconds by part, counted by a worker; see core/profile.py."""
     finite: bool | None = None
     """Whether its groups hold no NaN or infinity, where the executor has looked already."""
+    state_finite: bool | None = None
+    """The same for its state."""
     stack: Stack | None = None
     """Where its groups are, if they are still together with others'."""
     place: int = 0
@@ -90,6 +92,8 @@ class Reply:
 
 WIRE = "wire/"
 """Names of groups that begin so are what the wire keeps at a client, beside the method's own state."""
+PREVIOUS = "previous/"
+"""Begins the names of groups of a client's state that the visit keeps for terms, unseen by the method."""
 
 
 class Wire(Protocol):

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from unskew.base.batch import Batch
+from unskew.base.batch import Batch, group_batches
 from unskew.base.torch_private import add_in_place, add_lists, run_backward, scale_in_place, scale_list
 from unskew.base.tree import Groups, Tree
+from unskew.core.checks.returned import check_direction, check_loss, refuse_detached
+from unskew.core.checks.steps import hold_step, refuse_change, refuse_unused
+from unskew.core.checks.watching import show
 
 if TYPE_CHECKING:
     from unskew.base.settings import LocalSettings
@@ -37,25 +39,36 @@ def sgd(
     end is not used.
     """
     batches = c.batches(epochs, purpose)
-    return c.steps.descend(c, params, gradient, batches if together == 1 else _group(batches, together))
-
-
-def _group(batches: Iterator[Batch], size: int) -> Iterator[tuple[Batch, ...]]:
-    while len(group := tuple(itertools.islice(batches, size))) == size:
-        yield group
+    return c.steps.descend(c, params, gradient, batches if together == 1 else group_batches(batches, together))
 
 
 def step_gradient(c: Context, gradient: LocalGradient, params: Tree, batch: Any) -> Tree:
     """The direction of one counted step; observers see the parameters before it, and its first batch."""
     c.diagnostics.step(batch)
     if not c.observers:
-        return gradient(c, params, batch)
+        return _ask_gradient(c, gradient, params, batch)
     first = batch if isinstance(batch, Batch) else batch[0]
     for observer in c.observers:
-        observer.before_step(c, params, first)
-    grads = gradient(c, params, batch)
+        show(observer, "before_step", c, params, first)
+    grads = _ask_gradient(c, gradient, params, batch)
     for observer in c.observers:
-        observer.step(c, params, first, grads)
+        show(observer, "step", c, params, first, grads)
+    return grads
+
+
+def _ask_gradient(c: Context, gradient: LocalGradient, params: Tree, batch: Any) -> Tree:
+    """The direction: its shapes are looked at in every step; in the first one also what it changes and depends on."""
+    if not c.guarded:
+        return gradient(c, params, batch)
+    guard = hold_step(params, batch, c.closely) if c.diagnostics.steps == 1 else None
+    try:
+        grads = gradient(c, params, batch)
+    finally:  # also where autograd fails because of it
+        if guard is not None and (changed := guard.find_change()) is not None:
+            refuse_change(c, gradient, params, batch, changed)
+    check_direction(gradient, grads, params)
+    if guard is not None:
+        refuse_unused(c, gradient, params, batch, grads)
     return grads
 
 
@@ -81,12 +94,15 @@ class OneByOne:
         known = params is self._working and names is self._leaves
         leaves = params if known or _are_leaves(params, wanted) else _as_leaves(params, wanted)
         with torch.enable_grad():
-            value = loss(leaves)
-        return dict(zip(wanted, backward(value, [leaves[name] for name in wanted]), strict=True)), value.detach()
+            value = check_loss(None, "", loss(leaves))
+        try:
+            grads = backward(value, [leaves[name] for name in wanted])
+        except RuntimeError:
+            refuse_detached(value)
+            raise
+        return dict(zip(wanted, grads, strict=True)), value.detach()
 
-    def fold(
-        self, c: Context, step: Callable[[Groups, Batch], Groups], start: Groups, batches: Iterable[Batch]
-    ) -> Groups:
+    def fold(self, c: Context, step: Callable[[Groups, Any], Groups], start: Groups, batches: Iterable[Any]) -> Groups:
         """`start` after `step(groups, batch)` for each batch."""
         with torch.no_grad():
             for batch in batches:

@@ -8,19 +8,24 @@ new values; they change nothing they are given.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from torch import Tensor
 
 from unskew.base import tree
 from unskew.base.batch import Batch, Output
-from unskew.base.registry import Component, Registry, param, validated
+from unskew.base.errors import InputError
+from unskew.base.registry import Component, Registry, check_options, param, validated
 from unskew.base.tree import Groups, Tree
 from unskew.core import local_loop
+from unskew.core.checks.declared import check_class
+from unskew.core.checks.returned import Detached, blame_loss, check_correction, check_loss
 from unskew.core.context import BufferPolicy, ClientContext, Context, Outcome, ServerContext
 from unskew.core.division import Division, Layers, join
 from unskew.core.reducers import Reducers, buffers, mean
 from unskew.core.term import Term
+from unskew.core.tolerance import USUAL
 from unskew.models.base import Model
 
 if TYPE_CHECKING:
@@ -44,6 +49,8 @@ class Method(Component):
     """What happens to BatchNorm's buffers; None: as the run says."""
     stackable: ClassVar[bool] = True
     """Whether many clients may run as one batch under `vmap`."""
+    stacked_tolerance: ClassVar[float] = USUAL
+    """How near `stacked` comes to `serial`, as a share of the distance moved; of a whole run: `find_tolerance`."""
     reducers: ClassVar[Reducers] = {"delta": mean, "buffers": buffers}
     """How each group of the replies is merged."""
     survey_reducers: ClassVar[Reducers] = {}
@@ -52,6 +59,11 @@ class Method(Component):
     """What terms may need and only some methods have (`prototypes`, `etf_head`)."""
     takes_terms: ClassVar[bool] = True
     """Whether clients train a model by a loss that terms can join."""
+
+    def __init_subclass__(cls) -> None:
+        """Refuses public names that are no slot, declaration, option or declared helper."""
+        check_options(cls)
+        check_class(cls, Method)
 
     # --------------------------------------------------------------------------------- before the run
 
@@ -121,9 +133,9 @@ class Method(Component):
     def loss(self, c: ClientContext, params: Tree, batch: Batch) -> Tensor:
         """The local loss of one batch: the criterion and the visit's terms. The one place where it is composed."""
         out = c.forward(params, batch.x, maps=c.maps) if c.maps else c.forward(params, batch.x)
-        value = self.criterion(c, out, batch)
+        value = check_loss(self, "criterion", self.criterion(c, out, batch))
         for term in c.terms:
-            value = value + term(c, params, batch, out)
+            value = value + check_loss(term, "__call__", term(c, params, batch, out))
         return value
 
     def correction(self, c: ClientContext, params: Tree, batch: Batch) -> Tree | None:
@@ -135,10 +147,16 @@ class Method(Component):
 
     def gradient(self, c: ClientContext, params: Tree, batch: Batch) -> Tree:
         """The direction of one local step (descended after weight decay and momentum)."""
-        grads, loss = c.grad_and_value(lambda p: self.loss(c, p, batch), params)
+        try:
+            grads, loss = c.grad_and_value(lambda p: check_loss(self, "loss", self.loss(c, p, batch)), params)
+        except Detached as fault:
+            raise blame_loss(self, fault) from None
         c.diagnostics.note("train_loss", loss)
         more = self.correction(c, params, batch)
-        return grads if more is None else tree.add(grads, more)
+        if more is None:
+            return grads
+        check_correction(self, grads, more)
+        return tree.add(grads, more)
 
     def train(self, c: ClientContext, params: Tree) -> Tree | Outcome:
         """Local training; an `Outcome` hands on what else was made, which later slots find in `c.made`."""
@@ -146,15 +164,15 @@ class Method(Component):
 
     def upload(self, c: ClientContext, params: Tree) -> Groups:
         """The reply: how the shared parameters moved, and the buffers if they are averaged."""
-        shared = tree.select(self.shared(c, params), c.message["model"])
-        reply = {"delta": tree.sub(shared, c.message["model"])}
+        received = c.drop_fixed(c.message["model"])
+        reply = {"delta": tree.sub(tree.select(self.shared(c, params), received), received)}
         return {**reply, "buffers": tree.copy(c.buffers)} if c.buffer_policy == "average" else reply
 
     def keep(self, c: ClientContext, params: Tree) -> Groups:
         """What the client remembers: its personal part. What it has just sent is `c.sent`."""
         kept: Groups = {}
         if self.personal:
-            kept["personal"] = tree.select(params, c.names.match(self.personal))
+            kept["personal"] = c.drop_fixed(tree.select(params, c.names.match(self.personal)))
         if c.buffer_policy == "local":
             kept["buffers"] = tree.copy(c.buffers)
         return kept
@@ -176,26 +194,36 @@ class Method(Component):
     @property
     def division(self) -> Division:
         """Which part of the model travels, and which is the client's own: by default what `personal` says."""
-        return Layers(patterns=self.personal)
+        return _divide_by_name(self.personal)
 
     def shared(self, context: Context, params: Tree) -> Tree:
-        """The part of the parameters that travels."""
-        return self.division.shared(context, params)
+        """The part of the parameters that travels; what the network itself froze does so once, at the beginning."""
+        travels, fixed = self.division.shared(context, params), context.names.fixed
+        return tree.without(travels, fixed) if fixed else travels
 
     def receive(self, c: ClientContext) -> Tree:
         """The model that a visit starts from: the received part with the client's own (at first: the initial one's)."""
         received = c.message["model"]
         if len(received) == len(c.names.params) and self.division.by_name:
             return received
-        return join(received, c.state.get("personal") or c.initial["model"], c.names.params)
+        own = c.state.get("personal")
+        return join(c.drop_fixed(received), c.add_fixed(own) if own else c.initial["model"], c.names.params)
 
     def loss_terms(self) -> tuple[Term, ...]:
         """All terms of the local loss: the method's own, the user's, those of wrappers from the inside out."""
-        return (*self.own_terms(), *self.terms)
+        own: object = self.own_terms()
+        if not isinstance(own, (tuple, list)):
+            raise InputError(f"{self.name}.own_terms must give a tuple of terms, got {own!r}")
+        return (*own, *self.terms)
 
     def used_terms(self) -> tuple[Term, ...]:
         """All terms that are computed in a visit, for whatever purpose."""
         return self.loss_terms()
+
+
+@lru_cache(maxsize=64)
+def _divide_by_name(patterns: tuple[str, ...]) -> Division:
+    return Layers(patterns=patterns)
 
 
 methods: Registry[Method] = Registry("method", Method)

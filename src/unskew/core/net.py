@@ -8,10 +8,11 @@ import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypedDict
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
 from unskew.base import seeds
 from unskew.base.batch import Output
@@ -25,8 +26,10 @@ from unskew.base.torch_private import (
     own_buffers,
     own_parameters,
     unsaved_buffers,
+    watch_draws,
 )
 from unskew.base.tree import Groups, Tree
+from unskew.core.dropout import find_dropout, use_global_stream, use_own_stream
 from unskew.models.base import Model
 
 Mode = Literal["train", "batch", "eval", "eval_batch"]
@@ -40,23 +43,23 @@ Layer = Callable[[nn.Module, Tensor], Tensor]
 """What a layer does instead of its own forward pass: called with the layer (its parameters bound) and its input."""
 
 
+class PassOptions(TypedDict, total=False):
+    """What else a pass may be asked for; who wraps a forward pass hands on what it does not know: `**options`."""
+
+    buffers: Tree | None
+    """Other BatchNorm statistics than the context's own."""
+    layers: Mapping[str, Layer] | None
+    """What named layers do instead of their own pass."""
+    part: Part
+    maps: tuple[str, ...]
+    """Layers whose outputs the result has, too."""
+
+
 class Forward(Protocol):
     """Logits and features of `x` under any parameter tree."""
 
-    def __call__(
-        self,
-        params: Tree,
-        x: Tensor,
-        mode: Mode = "train",
-        buffers: Tree | None = None,
-        layers: Mapping[str, Layer] | None = None,
-        part: Part = "whole",
-        maps: tuple[str, ...] = (),
-    ) -> Output:
-        """`buffers`: other BatchNorm statistics than the context's own; `layers`: what named layers do instead.
-
-        `maps`: layers whose outputs the result has, too.
-        """
+    def __call__(self, params: Tree, x: Tensor, mode: Mode = "train", **options: Unpack[PassOptions]) -> Output:
+        """A pass; see `PassOptions`."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,8 @@ class Names:
     """Conv2d and Linear layers, in the model's order."""
     blocks: tuple[str, ...] = ()
     """The parts of the body, from the input upwards: where feature maps of several depths can be taken."""
+    fixed: frozenset[str] = frozenset()
+    """Parameters that the network itself froze (`requires_grad=False`): never trained, sent to a client once."""
 
     @functools.lru_cache(maxsize=256)  # noqa: B019 - lives as long as the process, one model a run
     def match(self, patterns: tuple[str, ...]) -> tuple[str, ...]:
@@ -105,18 +110,29 @@ class Net:
             buffers=tuple(self._buffer_slots),
             layers=tuple(name for name, m in self._layers.items() if isinstance(m, (nn.Conv2d, nn.Linear))),
             blocks=tuple(f"body.{name}" for name, _ in model.body.named_children()),
+            # read now: later these places hold trees, whose tensors know nothing of it
+            fixed=frozenset(
+                name for name, [(holder, key), *_] in self._param_slots.items() if not holder[key].requires_grad
+            ),
         )
         self.has_batchnorm = bool(self._norms)
         self._tracking = [m.track_running_stats for m in self._norms]
         self._mode_dependent = [m for m in model.modules() if not isinstance(m, _SAME_IN_EVERY_MODE)]
         self._own_train = any(type(m).train is not nn.Module.train for m in self._mode_dependent)
         self._chain = _chain(model)
+        self._drops = find_dropout(model)
+        self._knows_stream = not self._drops
         self.constants = _constants(model)
         """Tensors of the model that nothing changes and nobody sends: buffers that are not saved with it."""
         self._spare: Model | None = None
         self._bound_params: Tree | None = None
         self._bound_buffers: Tree | None = None
         self._mode: Mode | None = None
+
+    @property
+    def mode(self) -> Mode | None:
+        """The mode of the current pass, or of the last one."""
+        return self._mode
 
     def _params_of(self, kinds: tuple[type[nn.Module], ...]) -> frozenset[str]:
         """Parameters that belong to layers of these kinds."""
@@ -137,19 +153,19 @@ class Net:
         }
 
     def fresh(self, initial: Groups, seed: int) -> Tree:
-        """Parameters as the layers' own initialisers draw them; what has no initialiser keeps its initial value."""
+        """Parameters as the layers' own initialisers draw them; what has none or is frozen keeps its initial value."""
         if self._spare is None:
             bind(self._param_slots, initial["model"])
             bind(self._buffer_slots, initial["buffers"])
             self._bound_params = self._bound_buffers = None  # the next pass binds its own
             self._spare = copy.deepcopy(self.module)
         # a stack of clients, all of which get the same: inside its level nothing could be drawn
-        with seeds.preserve_global_generator(), clear_interpreter_stack():
-            torch.default_generator.manual_seed(seed)
+        with clear_interpreter_stack(), seeds.drawing_weights(seed):
             for module in self._spare.modules():
                 if callable(reset := getattr(module, "reset_parameters", None)):
                     reset()
-        return read_slots(find_slots(self._spare, own_parameters))
+        drawn = read_slots(find_slots(self._spare, own_parameters))
+        return {name: initial["model"][name].clone() if name in self.names.fixed else v for name, v in drawn.items()}
 
     def __call__(
         self,
@@ -176,12 +192,27 @@ class Net:
             self._set_mode(mode)
         if reformat and x.dim() == 4:
             x = x.contiguous(memory_format=torch.channels_last)
+        if not self._knows_stream and mode in ("train", "batch") and part == "whole" and current_level() is None:
+            self._choose_stream(buffers, x)
         if not (layers or maps):
             return self._pass(x, part)
         seen: Tree = {}
         with self._replace_layers(layers or {}), self._record_layers(maps, seen):
             out = self._pass(x, part)
         return out.with_maps(seen)
+
+    def _choose_stream(self, buffers: Tree, x: Tensor) -> None:
+        """Dropout layers draw from the visit's own stream, unless others draw, too: the order of draws must stay."""
+        self._knows_stream = True
+        use_own_stream(self._drops)
+        bind(self._buffer_slots, {name: value.clone() for name, value in buffers.items()})
+        try:
+            with seeds.preserve_global_generator(), torch.no_grad(), watch_draws() as seen:
+                self._pass(x.clone(), "whole")
+        finally:
+            bind(self._buffer_slots, buffers)
+        if seen.drew:
+            use_global_stream(self._drops)
 
     def _pass(self, x: Tensor, part: Part) -> Output:
         if part == "head":

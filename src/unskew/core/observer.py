@@ -7,10 +7,13 @@ where the client works (in another process, or for many clients at once); what t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import copy
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from unskew.base.errors import InputError
+from unskew.base.naming import check_hooks
 from unskew.base.tree import Tree
 from unskew.core.reducers import Reducers, check_reducers
 
@@ -25,6 +28,11 @@ class Observer:
 
     asides: ClassVar[bool] = False
     """Whether it also sees steps that are not counted (`c.aside`)."""
+
+    def __init_subclass__(cls) -> None:
+        """Refuses names that are nearly those of hooks."""
+        super().__init_subclass__()
+        check_hooks(cls)
 
     def before_step(self, c: Any, params: Tree, batch: Batch) -> None:
         """At the client: the direction of a local step is about to be computed at these parameters."""
@@ -53,7 +61,11 @@ def gather_reducers(observers: Sequence[Observer]) -> Reducers:
     """The reducers of all observers; refuses a name that two of them use, whose figures would be one's only."""
     found: dict[str, Any] = {}
     for observer in observers:
-        own = observer.reducers()
+        own: Any = observer.reducers()
+        if not isinstance(own, Mapping):
+            raise InputError(
+                f'{type(observer).__name__}.reducers must return a dict such as {{"mine": reducers.mean}}, got {own!r}'
+            )
         if twice := sorted(own.keys() & found.keys()):
             raise InputError(
                 f"two observers have a reducer '{twice[0]}'; let {type(observer).__name__} name its own otherwise"
@@ -74,12 +86,31 @@ class Callback(Observer):
         self._function(row)
 
 
+def show_row(observer: Observer, row: Row) -> None:
+    """Tells an observer of a finished round; what is from outside the package gets a row that it may change."""
+    shown = observer._function if isinstance(observer, Callback) else type(observer)
+    ours = getattr(shown, "__module__", "").partition(".")[0] == "unskew"
+    observer.finished(row if ours else copy.deepcopy(row))
+
+
 def as_observer(watch: Any) -> Observer:
     """An observer as it is; a function of a row becomes one."""
     if isinstance(watch, Observer):
+        _check_runs(watch.finished)
         return watch
     if not callable(watch) or (isinstance(watch, type) and issubclass(watch, Observer)):
         raise InputError(
             f"watch: expected a function of a round's row or an Observer (an object, not its class), got {watch!r}"
         )
+    _check_runs(watch)
     return Callback(watch)
+
+
+def _check_runs(function: Any) -> None:
+    """Refuses a function whose call runs nothing of it."""
+    for one in (function, vars(type(function)).get("__call__")):
+        if inspect.iscoroutinefunction(one) or inspect.isgeneratorfunction(one) or inspect.isasyncgenfunction(one):
+            raise InputError(
+                f"watch: {getattr(function, '__qualname__', type(function).__name__)} is async or yields, so it would "
+                "never run; give a plain function of a round's row"
+            )

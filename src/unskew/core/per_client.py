@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor
 
+from unskew.base import tree
 from unskew.base.errors import InputError
 from unskew.base.tree import Groups
 from unskew.core.jobs import StateStore
@@ -34,16 +37,29 @@ class PerClient:
 
     def __init__(self, store: StateStore | None = None, round_: int = 0, writable: bool = True) -> None:
         self._store, self._round, self._writable = store or MemoryStore(), round_, writable
+        self.spoilt: list[int] = []
+        """Clients for which NaN or infinite numbers were put: they are not kept, and the run ends."""
+        self._hold: Callable[[str, Groups], None] | None = None
+
+    def watch(self, hold: Callable[[str, Groups], None]) -> None:
+        """From now on what is handed out is held by somebody who looks whether it was changed."""
+        self._hold = hold
 
     def get(self, client: int) -> Groups:
         """What was put last for this client; empty if nothing was. Not to be changed."""
-        return self._store.get(client)
+        found = self._store.get(client)
+        if self._hold is not None:
+            self._hold(f"s.per_client.get({client})", found)
+        return found
 
     def put(self, client: int, groups: Groups) -> None:
         """Replaces all that the server remembers of this client."""
         if not self._writable:
             raise InputError("s.per_client.put is for init, digest and update; download, brief and publish only read")
-        own = {group: {name: _own(value) for name, value in tree.items()} for group, tree in groups.items()}
+        own = {group: {name: _own(value) for name, value in kept.items()} for group, kept in groups.items()}
+        if not tree.all_finite(own):
+            self.spoilt.append(client)
+            return
         self._store.put(client, own, self._round)
 
     def read_only(self) -> PerClient:

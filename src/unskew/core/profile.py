@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from torch import Tensor
 
-from unskew.base.batch import Batch
 from unskew.base.tree import Groups, Tree
 from unskew.core.context import Context, LocalGradient, Steps
 from unskew.core.jobs import Executor, Job, Reply
@@ -131,9 +130,7 @@ class ProfiledSteps:
         with self._profile.part("backward"):
             return self._inner.gradient(self._profile.call("forward", loss), params, names)
 
-    def fold(
-        self, c: Context, step: Callable[[Groups, Batch], Groups], start: Groups, batches: Iterable[Batch]
-    ) -> Groups:
+    def fold(self, c: Context, step: Callable[[Groups, Any], Groups], start: Groups, batches: Iterable[Any]) -> Groups:
         """A loop of a slot's own."""
         with self._profile.part("update"):
             return self._inner.fold(c, step, start, self._profile.each("data", batches))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from unskew.base.errors import InputError
+from unskew.base.naming import check_hooks
 from unskew.base.torch_private import add_in_place
 from unskew.base.tree import Tree
 
@@ -22,6 +23,10 @@ class Reducer:
     averages: ClassVar[bool] = False
     """Whether the merged value is a mean of what clients send: such groups may be clipped, quantised, made sparse."""
 
+    def __init_subclass__(cls) -> None:
+        """Refuses names that are nearly those of hooks."""
+        check_hooks(cls)
+
     def __init__(self, s: ServerContext) -> None:
         """Called at the beginning of each round."""
 
@@ -30,7 +35,7 @@ class Reducer:
         raise TypeError(f"reducer {type(self).__name__} must define add(value, reply)")
 
     def add_stack(self, value: Tree, replies: Sequence[Reply]) -> None:
-        """Takes in the trees of many clients at once, [K, ...]; `replies` have no groups of their own."""
+        """Takes in the trees of many clients at once, [K, ...]; their other groups are in `replies[0].stack.groups`."""
         for place, reply in enumerate(replies):
             self.add({name: tensor[place] for name, tensor in value.items()}, reply)
 
@@ -132,7 +137,10 @@ class mean_over_all_clients(total):
 
 
 class buffers(mean):
-    """BatchNorm's statistics: floating ones by weighted mean, counters, which have no mean, by maximum."""
+    """BatchNorm's statistics: floating ones by weighted mean; counters, which have no mean, by maximum.
+
+    So positions and other constants stay as they are, and a mask is on where any client has it on.
+    """
 
     averages = False  # statistics: a variance must not be clipped
 
@@ -145,14 +153,16 @@ class buffers(mean):
         for name, tensor in value.items():
             if not tensor.is_floating_point():
                 self._largest[name] = torch.maximum(self._largest.get(name, tensor), tensor)
-        super().add({name: tensor for name, tensor in value.items() if tensor.is_floating_point()}, reply)
+        if floating := {name: tensor for name, tensor in value.items() if tensor.is_floating_point()}:
+            super().add(floating, reply)
 
     def add_stack(self, value: Tree, replies: Sequence[Reply]) -> None:
         """Takes in the buffers of many clients at once, [K, ...]."""
         for name, tensor in value.items():
             if not tensor.is_floating_point():
                 self._largest[name] = torch.maximum(self._largest.get(name, tensor[0]), tensor.amax(0))
-        super().add_stack({name: tensor for name, tensor in value.items() if tensor.is_floating_point()}, replies)
+        if floating := {name: tensor for name, tensor in value.items() if tensor.is_floating_point()}:
+            super().add_stack(floating, replies)
 
     def result(self) -> Tree:
         """Means and maxima together."""

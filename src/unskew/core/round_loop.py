@@ -6,21 +6,26 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 
 from unskew.base import seeds, tree
 from unskew.base.errors import InputError
 from unskew.base.tree import Groups
+from unskew.core.checks.asking import ask_server, ask_weigh
+from unskew.core.checks.faults import Fault
+from unskew.core.checks.plain import to_plain
+from unskew.core.checks.returned import Wrong, check_merged
+from unskew.core.checks.watching import WatchedReducer, is_foreign
 from unskew.core.context import ServerContext
 from unskew.core.held import HeldReplies, load
 from unskew.core.jobs import Executor, Job, Kind, Reply, Stack, StateStore
 from unskew.core.observer import gather_reducers
 from unskew.core.reducers import Reducer, Reducers, buffers
-from unskew.core.slots import overrides
+from unskew.core.slots import owner_of
 from unskew.core.task import Task
 
 log = logging.getLogger(__name__)
@@ -36,71 +41,108 @@ class Round:
     clients: list[dict[str, Any]] = field(default_factory=list)
     observed: dict[str, Reducer] = field(default_factory=dict)
     """The observers' reducers, fed with the round's replies."""
+    failed: str = ""
+    """Why the run ends here: which slot gave the server numbers that are not finite. The state is the one before."""
 
 
 def rounds(task: Task, executor: Executor, store: StateStore, server: Groups, first: int, last: int) -> Iterator[Round]:
     """Plays rounds `first` to `last`: sample, send, work, merge, update.
 
-    Observers' reducers see the replies to training, too; their results reach no slot.
+    Observers' reducers see the replies to training, too; their results reach no slot. A round after which the server's
+    state is not finite is the last one, and leaves the state as it was.
     """
     method = task.method
     observing = gather_reducers(task.observers)
+    seen = _find_earlier_clients(task, first)
     for number in range(first, last + 1):
-        began = time.perf_counter()
+        began, before = time.perf_counter(), server
         s = task.server_context(number, task.sample_cohort(number), server)
-        exchange = _Exchange(task, executor, store, s, server)
+        exchange = _Exchange(task, executor, store, s, server, seen)
         if method.survey_reducers:
             surveyed = exchange.merge("survey", method.survey_reducers)
             if exchange.present:
-                server = method.digest(exchange.seed_layers_for("digest"), server, surveyed)
+                surveyed_by = exchange.seed_layers_for("digest")
+                server = exchange.check("digest", ask_server(task, "digest", surveyed_by, server, surveyed))
             exchange.brief_from(server)
-        merged = exchange.merge("train", {"buffers": buffers, **method.reducers}, observing)
+        if not exchange.failed:
+            merged = exchange.merge("train", {"buffers": buffers, **method.reducers}, observing)
+            if number == first:
+                exchange.warn_unsent(method.reducers)
         waited = time.perf_counter() - began
         if exchange.used:
-            s = replace(exchange.seed_layers_for("update"), replied=tuple(exchange.used))
-            server = method.update(s, server, merged)
+            s = exchange.seed_layers_for("update").with_fields(replied=tuple(exchange.used))
+            server = exchange.check("update", ask_server(task, "update", s, server, merged))
         whole = time.perf_counter() - began
         record = exchange.record() | {"lr": s.settings.lr}
         if s.record:
-            record["method"] = s.record
+            record["method"] = _read_record(task, s.record)
         record["seconds"] = {
             "clients": sum(row.get("seconds", 0.0) for row in exchange.rows),
             "local": waited - exchange.merging,
             "aggregate": whole - waited + exchange.merging,
         }
-        yield Round(number, server, record, [*exchange.rows, *exchange.dropped_rows()], exchange.observed)
+        clients = [*exchange.rows, *exchange.dropped_rows()]
+        server = before if exchange.failed else server
+        yield Round(number, server, record, clients, exchange.observed, exchange.failed)
+        if exchange.failed:
+            return
+
+
+def _find_earlier_clients(task: Task, first: int) -> set[int]:
+    """Who was sent a message before this round; only asked where the network froze parameters, which are sent once."""
+    if not task.net.names.fixed:
+        return set()
+    return {client for number in range(1, first) for client in task.sample_cohort(number)}
 
 
 class _Exchange:
     """One round's traffic: who was sent what, whose reply counts, and the merged groups."""
 
-    def __init__(self, task: Task, executor: Executor, store: StateStore, s: ServerContext, server: Groups) -> None:
+    def __init__(
+        self, task: Task, executor: Executor, store: StateStore, s: ServerContext, server: Groups, seen: set[int]
+    ) -> None:
         self.task, self.executor, self.store, self.s = task, executor, store, s
         self._reading = s.read_only()
+        self._seen = seen
+        """Clients that have had a message, and with it what the network froze."""
         self._before = server
         self._surveyed: Groups | None = None
         self.dropped = [client for client in s.cohort if task.drops_out(s.round, client)]
         self.present = dict.fromkeys(client for client in s.cohort if client not in set(self.dropped))
         self.used: list[int] = []
         self.excluded: list[int] = []
+        self.faults: dict[str, str] = {}
+        """What was wrong with the replies of excluded clients."""
         self.rows: list[dict[str, Any]] = []
         self.down: dict[int, int] = {}
         self.up: dict[int, int] = {}
         self.merging = 0.0
+        self.failed = ""
+        """Which slot gave the server numbers that are not finite."""
         self.observed: dict[str, Reducer] = {}
-        self._holds = overrides(task.method, "weigh")
+        self._holds = task.weighs_at_the_end
         """Whether weights are known only when the last reply is in."""
         self._weights: dict[int, float] = {}
         """What that rule gave."""
         self._read: set[str] = set()
         """The groups that the method's reducers read."""
+        self._sent: set[str] = set()
+        """Those that clients sent."""
+        self._shapes: Groups = {}
+        """A tensor of each name that was sent, where somebody's method merges them."""
         self._decoded: tuple[Stack, Stack, list[bool]] | None = None
         """The newest stack as it was sent and as it reads, and who sent finite numbers."""
 
     def seed_layers_for(self, slot: str, client: int = -1) -> ServerContext:
-        """The server's context, after seeding what layers draw from in this slot."""
-        seeds.seed_layers(self.task.seed, f"layers/{slot}", self.s.round, client)
+        """The server's context, after seeding what layers draw from in this slot; the defaults draw nothing."""
+        if slot in self.task.own_slots:
+            seeds.seed_layers(self.task.seed, f"layers/{slot}", self.s.round, client)
         return self.s if slot in ("digest", "update") else self._reading
+
+    def check(self, slot: str, server: Groups) -> Groups:
+        """The state that a slot gave; notes if it is not finite."""
+        self.failed = find_failure(self.task, slot, server, self.s)
+        return server
 
     def brief_from(self, server: Groups) -> None:
         """From now on messages hold the brief of the server's state after the survey."""
@@ -108,17 +150,38 @@ class _Exchange:
 
     def message(self, client: int) -> Groups:
         """The client's message, made when it is its turn, and its bytes; what a survey sent is not sent again."""
-        method = self.task.method
-        message = method.download(self.seed_layers_for("download", client), self._before, client)
+        s = self.seed_layers_for("download", client)
+        message: Groups = ask_server(self.task, "download", s, self._before, client, client=client)
         if self._surveyed is None:
             self._count(client, message)
+            self._count_fixed(client, message)
             return message
-        brief = method.brief(self.seed_layers_for("brief", client), self._surveyed, client)
+        s = self.seed_layers_for("brief", client)
+        brief: Groups = ask_server(self.task, "brief", s, self._surveyed, client, client=client)
         self._count(client, brief)
         return {**message, **brief}
 
+    def warn_unsent(self, reducers: Reducers) -> None:
+        """Says which groups a method merges though nobody sends them, but for those that every method merges."""
+        read = {how[0] if isinstance(how, tuple) else name for name, how in reducers.items()}
+        missing = sorted(read - self._sent - {"delta", "buffers"})
+        if self.used and missing:
+            log.warning(
+                "%s has a reducer for '%s', which no client sent in round %d; they sent %s",
+                self.task.method.name, missing[0], self.s.round, ", ".join(sorted(self._sent)) or "nothing",
+            )  # fmt: skip
+
     def _count(self, client: int, groups: Groups) -> None:
         self.down[client] = self.down.get(client, 0) + tree.nbytes(groups)
+
+    def _count_fixed(self, client: int, message: Groups) -> None:
+        """What the network froze is sent once, with the first message; what is the client's own not even then."""
+        fixed = self.s.names.fixed
+        if not fixed or client in self._seen:
+            return
+        self._seen.add(client)
+        travels = self.task.method.division.shared(self.s, tree.select(self.s.initial["model"], fixed))
+        self._count(client, {"fixed": tree.without(travels, message.get("model", {}))})
 
     def dropped_rows(self) -> list[dict[str, Any]]:
         """A row for each client that was sent a message and never replied."""
@@ -143,7 +206,7 @@ class _Exchange:
         accumulators, observed = self._make_reducers(reducers), self._make_reducers(observing or {})
         self._read = {group for group, _ in accumulators.values()}
         self.observed = {name: reducer for name, (_, reducer) in observed.items()}
-        every = [*accumulators.values(), *observed.values()]
+        every = self._watch([*accumulators.values(), *observed.values()])
         if self._surveyed is None:
             for client in self.dropped:
                 self.message(client)  # it was sent, though nothing comes back
@@ -153,7 +216,26 @@ class _Exchange:
             self._merge_as_they_come(kind, every)
         if kind == "train":
             self._note_shares()
-        return {name: reducer.result() for name, (_, reducer) in accumulators.items()}
+        merged = {name: reducer.result() for name, reducer in zip(accumulators, (r for _, r in every), strict=False)}
+        if kind == "train" and self.task.guarded_slots and "update" not in self.task.own_slots:
+            self._check_merged(accumulators, merged)
+        return merged
+
+    def _check_merged(self, accumulators: dict[str, tuple[str, Reducer]], merged: Groups) -> None:
+        """Refuses what the default `update` could not add to the model; weights that are all 0 have no mean."""
+        if any(row.get("share") for row in self.rows):
+            for name in merged.keys() & {"delta", "buffers"}:
+                group, reducer = accumulators[name]
+                check_merged(reducer, merged[name], self._shapes.get(group, {}))
+
+    def _watch(self, accumulators: list[tuple[str, Reducer]]) -> list[tuple[str, Reducer]]:
+        """Reducers from outside the package are looked at while they work."""
+        return [
+            (group, cast("Reducer", WatchedReducer(reducer, self.task.is_first(f"reducer {type(reducer).__name__}"))))
+            if is_foreign([reducer])
+            else (group, reducer)
+            for group, reducer in accumulators
+        ]
 
     def _merge_as_they_come(self, kind: Kind, accumulators: list[tuple[str, Reducer]]) -> None:
         waiting: list[Reply] = []  # for the last one of its stack
@@ -184,7 +266,7 @@ class _Exchange:
             return []
         whole = [reply if reply.stack is None else replace(reply, groups=reply.stack.take(reply.place))
                  for reply in replies]  # fmt: skip
-        given: Any = self.task.method.weigh(self.s.read_only(), whole)
+        given: Any = ask_weigh(self.task, self.s.read_only(), whole)
         found = _read_weights(given)
         if found is None or len(found) != len(replies) or not all(0 <= weight < math.inf for weight in found):
             shown = f"{len(found)}: {found}" if found is not None else repr(given)
@@ -216,6 +298,7 @@ class _Exchange:
         sent = reply.groups if reply.stack is None else reply.stack.groups
         size = tree.nbytes(sent) if reply.stack is None else reply.stack.nbytes
         self.up[reply.client] = self.up.get(reply.client, 0) + size + own_weight
+        self._sent.update(sent)
         unread = sent.keys() - self._read
         if unread:
             raise InputError(f"{self.task.method.name} sends {sorted(unread)} but has no reducer for it; add one")
@@ -223,12 +306,20 @@ class _Exchange:
         good = tree.all_finite(reply.groups) if reply.finite is None else reply.finite
         if not self._holds:  # else the method's own rule judges it
             good = good and math.isfinite(reply.weight) and reply.weight >= 0
+        if kind == "train" and good:  # what it keeps it would send next time
+            sound = reply.state_finite
+            good = self.task.find_spoilt(reply.state) is None if sound is None else sound
         if not good:
             self.excluded.append(reply.client)
+            self.faults[str(reply.client)] = _find_fault(reply)
             self.present.pop(reply.client)
             self.rows.append(self._row(reply, used=False))
         elif kind == "train":
             self.used.append(reply.client)
+            if self.task.guarded_slots:
+                own = reply.groups if reply.stack is None else reply.stack.take(reply.place)
+                for group, value in own.items():
+                    self._shapes[group] = {**value, **self._shapes.get(group, {})}
             self.store.put(reply.client, reply.state, self.s.round)
             self.rows.append(self._row(reply, used=True))
         return reply if good else None
@@ -268,11 +359,41 @@ class _Exchange:
             "clients": list(self.s.cohort),
             "dropped": self.dropped,
             "excluded": self.excluded,
-            "diverged": bool(self.excluded) and not self.used,
+            **({"faults": self.faults} if self.faults else {}),
+            "diverged": bool(self.failed) or (bool(self.excluded) and not self.used),
+            **({"stopped": self.failed} if self.failed else {}),
             "train_loss": sum(losses) / len(losses) if losses else None,
             "bytes_down": sum(self.down.values()),
             "bytes_up": sum(self.up.values()),
         }
+
+
+def find_failure(task: Task, slot: str, server: Groups, s: ServerContext) -> str:
+    """What is not finite of all that a slot of the server gave; empty: nothing."""
+    group = task.find_spoilt(server)
+    if group is None and not s.per_client.spoilt:
+        return ""
+    where = f"group '{group}'" if group is not None else f"s.per_client of client {s.per_client.spoilt[0]}"
+    return f"{task.method.name}.{slot} gave the server NaN or infinite numbers ({where})"
+
+
+def _read_record(task: Task, said: Any) -> dict[str, Any]:
+    """What the server had to say of the round (`s.record`), in plain values."""
+    try:
+        return to_plain(said, "number, text, list or dict of such", text=True)
+    except Wrong as wrong:
+        raise Fault(owner_of(task.method, "update"), "update", f"gives a record (s.record) {wrong}") from None
+
+
+def _find_fault(reply: Reply) -> str:
+    """Why a reply cannot be used."""
+    groups = reply.groups if reply.stack is None else reply.stack.take(reply.place)
+    spoilt = [group for group, own in groups.items() if not tree.all_finite({group: own})]
+    if spoilt:
+        return f"NaN or infinite values in group {', '.join(spoilt)}"
+    if not (math.isfinite(reply.weight) and reply.weight >= 0):
+        return f"a weight of {reply.weight:g}, where only finite ones from 0 up count"
+    return "NaN or infinite values in what it keeps"
 
 
 def _read_weights(given: Any) -> list[float] | None:
@@ -287,16 +408,21 @@ def _read_weights(given: Any) -> list[float] | None:
 
 def _merge(replies: list[Reply], accumulators: list[tuple[str, Reducer]]) -> None:
     """Feeds the reducers in the sampled order; a whole stack of sound replies in one go."""
-    for _, own in itertools.groupby(replies, key=lambda reply: (reply.stack is None, id(reply.stack))):
+    for _, own in itertools.groupby(replies, key=lambda reply: id(reply.stack)):  # id(None): came alone
         some = list(own)
         stack = some[0].stack
-        if stack is not None and stack.sound and len(some) == stack.count:
+        if stack is None:
+            _add(map(load, some), accumulators)
+        elif stack.sound and len(some) == stack.count:
             for group, reducer in accumulators:
                 if stack.groups.get(group):
                     reducer.add_stack(stack.groups[group], some)
-            continue
-        for reply in some:
-            whole = load(reply) if stack is None else replace(reply, groups=stack.take(reply.place))
-            for group, reducer in accumulators:
-                if whole.groups.get(group):
-                    reducer.add(whole.groups[group], whole)
+        else:
+            _add((replace(reply, groups=stack.take(reply.place)) for reply in some), accumulators)
+
+
+def _add(replies: Iterable[Reply], accumulators: list[tuple[str, Reducer]]) -> None:
+    for reply in replies:
+        for group, reducer in accumulators:
+            if value := reply.groups.get(group):
+                reducer.add(value, reply)

@@ -59,7 +59,7 @@ SLOTS = (
 NAMES = tuple(slot.name for slot in SLOTS)
 DECLARATIONS = (
     "personal", "frozen", "output", "buffer_policy", "stackable", "reducers", "survey_reducers", "offers", "division",
-    "takes_terms",
+    "takes_terms", "stacked_tolerance",
 )  # fmt: skip
 """What a method declares instead of coding it."""
 
@@ -72,3 +72,12 @@ def overrides(method: Method, slot: str) -> bool:
     default = getattr(Wrapper if isinstance(method, Wrapper) else Method, slot)
     own = getattr(type(method), slot) is not default
     return own or (isinstance(method, Wrapper) and overrides(method.inner, slot))
+
+
+def owner_of(method: Method, slot: str) -> Method:
+    """The method whose slot it is that a wrapper hands on."""
+    from unskew.core.wrapper import Wrapper  # which needs the list
+
+    while isinstance(method, Wrapper) and getattr(type(method), slot) is getattr(Wrapper, slot):
+        method = method.inner
+    return method

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from unskew.base import seeds
+from unskew.base import seeds, tree
 from unskew.base.errors import InputError
+from unskew.base.registry import Component
 from unskew.base.settings import LocalSettings
 from unskew.base.tree import Groups
 from unskew.core import local_loop, visit
+from unskew.core.checks.watching import is_foreign
 from unskew.core.context import BufferPolicy, ClientContext, ServerContext, Steps
 from unskew.core.device import Device
 from unskew.core.jobs import Job, Reply, StateStore, Wire
@@ -22,7 +24,9 @@ from unskew.core.net import Net
 from unskew.core.observer import Observer
 from unskew.core.per_client import MemoryStore
 from unskew.core.profile import Profile
-from unskew.core.term import Term
+from unskew.core.slots import NAMES, overrides
+from unskew.core.term import NotedTerms, Term
+from unskew.core.wrapper import walk_nested
 
 if TYPE_CHECKING:
     from unskew.data.batches import LocalData
@@ -63,7 +67,7 @@ class Task:
     @cached_property
     def trainable(self) -> tuple[str, ...]:
         """The names that local training changes."""
-        frozen = set(self.net.names.match(self.method.frozen))
+        frozen = self.net.names.fixed.union(self.net.names.match(self.method.frozen))
         return tuple(name for name in self.net.names.params if name not in frozen)
 
     @cached_property
@@ -72,9 +76,55 @@ class Task:
         return tuple(observer for observer in self.observers if observer.sees_clients)
 
     @cached_property
+    def weighs_at_the_end(self) -> bool:
+        """Whether the method has a rule of its own for the weights of a round, which sees all replies."""
+        return overrides(self.method, "weigh")
+
+    @cached_property
+    def own_slots(self) -> frozenset[str]:
+        """The slots that are not the defaults."""
+        return frozenset(slot for slot in (*NAMES, "receive") if overrides(self.method, slot))
+
+    @cached_property
+    def guarded_slots(self) -> frozenset[str]:
+        """Slots whose results are checked, and that they change nothing: where code from outside the package runs.
+
+        The package's own methods are known to keep to it (tests/contract), and pay nothing.
+        """
+        parts = (*walk_nested(self.method), *self.method.used_terms(), *self.client_observers)
+        return self.own_slots | {"train"} if is_foreign(parts) else frozenset()
+
+    @cached_property
+    def foreign_parts(self) -> tuple[Component, ...]:
+        """Methods and terms from outside the package: frozen, so that nothing may be kept in them."""
+        parts = (*walk_nested(self.method), *self.method.used_terms())
+        return tuple(part for part in parts if is_foreign([part]))
+
+    @cached_property
+    def has_foreign_model(self) -> bool:
+        """Whether the network has layers from outside the package."""
+        return is_foreign(self.net.module.modules())
+
+    @cached_property
+    def _begun(self) -> set[str]:
+        return set()
+
+    def is_first(self, work: str) -> bool:
+        """Whether this kind of work is done for the first time in this process."""
+        first = work not in self._begun
+        self._begun.add(work)
+        return first
+
+    @cached_property
     def loss_terms(self) -> tuple[Term, ...]:
         """The terms of the local loss."""
-        return self.method.loss_terms()
+        found = self.method.loss_terms()
+        return NotedTerms(found) if self.given_terms and is_foreign(walk_nested(self.method)) else found
+
+    @cached_property
+    def given_terms(self) -> tuple[Term, ...]:
+        """Those that the user gave, beside a method's own."""
+        return tuple(term for method in walk_nested(self.method) for term in method.terms)
 
     @cached_property
     def maps(self) -> tuple[str, ...]:
@@ -107,9 +157,23 @@ class Task:
         """The initial model and buffers where clients work."""
         return self.device.to_device(self.initial)
 
+    def find_spoilt(self, groups: Groups) -> str | None:
+        """The first group that holds NaN or infinite numbers; None: all is well."""
+        if tree.all_finite(groups):
+            return None
+        return next((group for group, own in groups.items() if not tree.all_finite({group: own})), None)
+
     def settings(self, round_: int) -> LocalSettings:
         """Local settings of a round: the learning rate decays once a round."""
-        return _decay(self.local, self.lr_decay, max(0, round_ - 1))
+        times = max(0, round_ - 1)
+        if times not in self._decayed:
+            self._decayed.clear()  # of one round at a time
+            self._decayed[times] = replace(self.local, lr=self.local.lr * self.lr_decay**times)
+        return self._decayed[times]
+
+    @cached_property
+    def _decayed(self) -> dict[int, LocalSettings]:
+        return {}
 
     # ---------------------------------------------------------------------------------- who takes part
 
@@ -160,8 +224,3 @@ class Task:
     def server_context(self, round_: int, cohort: tuple[int, ...] = (), server: Groups | None = None) -> ServerContext:
         """What the server's slots may use in a round."""
         return visit.server_context(self, round_, cohort, server)
-
-
-@lru_cache(maxsize=4)
-def _decay(settings: LocalSettings, decay: float, times: int) -> LocalSettings:
-    return replace(settings, lr=settings.lr * decay**times)

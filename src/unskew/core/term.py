@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from typing import TYPE_CHECKING, ClassVar
+import inspect
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
@@ -11,6 +14,7 @@ from unskew.base.batch import Output
 from unskew.base.errors import InputError, one_line
 from unskew.base.registry import Component, Registry
 from unskew.base.tree import Tree
+from unskew.core.tolerance import USUAL
 
 if TYPE_CHECKING:
     from unskew.base.batch import Batch
@@ -37,6 +41,8 @@ class Term(Component):
     """What it needs beyond the batch: `teacher`, `previous`, or something that the method must offer."""
     proximal: ClassVar[bool] = False
     """Whether it holds the local model near another one: only such terms give FedSOL's proximal gradient."""
+    stacked_tolerance: ClassVar[float] = USUAL
+    """How near `stacked` comes to `serial` with it, as a share of the distance moved."""
 
     def __call__(self, c: ClientContext, params: Tree, batch: Batch, out: Output) -> Tensor:
         """The term's value, a scalar."""
@@ -48,6 +54,20 @@ class Term(Component):
 
 
 terms: Registry[Term] = Registry("term", Term)
+
+
+class NotedTerms(tuple[Term, ...]):
+    """A visit's terms where somebody's method may forget them: notes whether anybody looked at them."""
+
+    used = False
+
+    def __iter__(self) -> Iterator[Term]:
+        self.used = True
+        return super().__iter__()
+
+    def __getitem__(self, place: Any) -> Any:
+        self.used = True
+        return super().__getitem__(place)
 
 
 def check_terms(method: Method) -> None:
@@ -63,13 +83,31 @@ def check_terms(method: Method) -> None:
             f"{method.name} trains no model at its clients, so terms ({used[0]}) have no loss to join; leave them out"
         )
     for term in used:
+        if not isinstance(term, Term):
+            raise InputError(f"{method.name}.own_terms must give a tuple of terms, got {term!r} in it")
         name = term.name or type(term).__name__
+        _check_call(name, term)
         if not isinstance(term.needs, tuple):
             raise InputError(f'term {name}: needs must be a tuple such as ("teacher",), got {term.needs!r}')
+        if not isinstance(term.proximal, bool):
+            raise InputError(f"term {name}: proximal must be True or False, got {term.proximal!r}")
         for need in term.needs:
             if need not in (*EVERYWHERE, *method.offers):
                 what = OFFERED.get(need, f"'{need}'")
                 raise InputError(f"term {name} needs {what}, which {method} does not offer; {_advise(need)}")
+
+
+def _check_call(name: str, term: Term) -> None:
+    """Refuses a term that cannot be called as the loss does."""
+    function: Any = type(term).__call__
+    if function is Term.__call__:
+        raise InputError(f"term {name} must define __call__(self, c, params, batch, out)")
+    with contextlib.suppress(ValueError):  # a function that does not say what it takes
+        try:
+            inspect.signature(function).bind(*[None] * 5)
+        except TypeError:
+            taken = inspect.signature(function)
+            raise InputError(f"term {name}: __call__ must take (self, c, params, batch, out), got {taken}") from None
 
 
 def _advise(need: str) -> str:

@@ -15,30 +15,33 @@ After `prepare`, a survey calls `survey` alone, and a client's test `personalise
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
-from unskew.base import seeds
+from unskew.base import seeds, tree
 from unskew.base.batch import Output, cross_entropy
 from unskew.base.tree import Groups, Tree
+from unskew.core.checks.asking import Slots, hold, refuse_negative, refuse_unused_terms, take_slots
+from unskew.core.checks.faults import Fault
+from unskew.core.checks.guard import Guard
+from unskew.core.checks.returned import CheckedDiagnostics
+from unskew.core.checks.watching import DRAWS, is_foreign, show
 from unskew.core.context import ClientContext, Fixed, Outcome, ServerContext, Steps
-from unskew.core.jobs import WIRE, Job, Reply, Wire, split_state
-from unskew.core.net import Forward, Layer, Mode, Net, Part
+from unskew.core.jobs import PREVIOUS, WIRE, Job, Reply, Wire, split_state
+from unskew.core.net import Forward, Mode, Net, PassOptions
 from unskew.core.per_client import PerClient
+from unskew.core.slots import overrides
+from unskew.core.term import NotedTerms
+from unskew.core.wrapper import Wrapper, walk_nested
 
 if TYPE_CHECKING:
-    from unskew.core.method import Method
     from unskew.core.task import Task
     from unskew.data.batches import LocalData
-
-
-PREVIOUS = "previous/"
-"""Begins the names of groups of a client's state that the visit keeps for terms, unseen by the method."""
 
 
 class Work(NamedTuple):
@@ -54,6 +57,22 @@ class Work(NamedTuple):
 
 def work(task: Task, job: Job) -> Reply:
     """Does one job: the same function in every executor that takes clients one by one."""
+    guard = Guard() if task.has_foreign_model else None
+    reply = _work(task, job)
+    if guard is not None:
+        refuse_draws(task, guard)
+    return reply
+
+
+def refuse_draws(task: Task, guard: Guard) -> None:
+    """A fault where the layers of somebody's network drew from a generator that nobody seeds."""
+    if (whose := guard.find_draw()) is not None:
+        kinds = sorted({type(layer).__name__ for layer in task.net.module.modules() if is_foreign([layer])})
+        advice = "torch's (torch.rand), which is seeded for every visit"
+        raise Fault(None, "", f"the model ({', '.join(kinds)}) {DRAWS.format(whose, advice)}", final=True)
+
+
+def _work(task: Task, job: Job) -> Reply:
     seeds.seed_layers(task.seed, f"layers/{job.kind}", job.round, job.client)
     began = time.perf_counter()
     device, federation = task.device, task.federation
@@ -67,11 +86,20 @@ def work(task: Task, job: Job) -> Reply:
         data = federation.local_test(job.client) if job.kind == "personal" else own
         c = open_visit(task, job, own)
     done = perform(task, job, c, data)
+    weight = float(done.weight) if done.weight is not None else float(len(data))
+    refuse_negative(task, [weight])
+    groups, state = device.to_cpu(done.groups), device.to_cpu(done.state)
+    # one look at all of it: a second one would cost a tiny visit as much again
+    sound = (
+        True if state and tree.all_finite({**groups, **{f"kept/{name}": own for name, own in state.items()}}) else None
+    )
     return Reply(
         client=job.client,
-        groups=device.to_cpu(done.groups),
-        state=device.to_cpu(done.state),
-        weight=float(done.weight) if done.weight is not None else float(len(data)),
+        groups=groups,
+        state=state,
+        finite=sound,
+        state_finite=sound or not state or task.find_spoilt(state) is None,
+        weight=weight,
         num_samples=len(data),
         num_steps=c.diagnostics.steps,
         diagnostics=c.diagnostics.means(),
@@ -92,27 +120,46 @@ def open_visit(
     `job` may stand for many clients at once: then its tensors are batched, and `steps`, the `kind` of context and
     `more` of its fields fit to that.
     """
-    method = task.method
+    slots = take_slots(task, f"open {job.kind}")
     own, kept = split_state(job.state, WIRE, PREVIOUS)  # the method sees its own groups only
     job = replace(job, state=own) if kept else job
     c = _receive(task, job, client_context(task, job, data, steps, kind, **more))
-    if not c.state and (first := method.init_client(c)):
-        c = _receive(task, job, replace(c, state=first))
-    previous = {}
+    if not c.state and (first := slots.init_client(c)):
+        c = _receive(task, job, c.with_fields(state=first))
     if task.keeps_previous:
         previous = {what: kept.get(f"{PREVIOUS}{what}", c.initial[what]) for what in ("model", "buffers")}
-    return method.prepare(replace(c, previous=previous))
+        c = c.with_fields(previous={**previous, "model": c.add_fixed(previous["model"])})
+    prepared: ClientContext = slots.prepare(c)
+    if c.guarded and task.is_first(f"prepare {job.kind}"):
+        _check_prepared(task, c, prepared)
+    return prepared
+
+
+def _check_prepared(task: Task, c: ClientContext, prepared: ClientContext) -> None:
+    """Refuses a user's wrapper around a method whose preparation it leaves out."""
+    for wrapper in walk_nested(task.method):
+        own = isinstance(wrapper, Wrapper) and not type(wrapper).prepare.__module__.startswith("unskew.")
+        if not (own and isinstance(wrapper, Wrapper) and overrides(wrapper.inner, "prepare")):
+            continue
+        inner = wrapper.inner.prepare(c.with_fields(diagnostics=c.diagnostics.make_empty()))
+        missing = [f'c.made["{name}"]' for name in inner.made.keys() - prepared.made.keys()]
+        if inner.forward is not c.forward and prepared.forward is c.forward:
+            missing.append("another forward")
+        if missing:
+            what = f"leaves out what {wrapper.inner.name}.prepare makes ({missing[0]}); hand on self.inner.prepare(c)"
+            raise Fault(wrapper, "prepare", what)
 
 
 def _receive(task: Task, job: Job, c: ClientContext) -> ClientContext:
     """The visit with the model that it starts from."""
-    return replace(c, received={"model": task.method.receive(c), "buffers": _pick_buffers(task, job)})
+    return c.with_fields(received={"model": task.method.receive(c), "buffers": _pick_buffers(task, job)})
 
 
 def first_state(task: Task, job: Job, data: LocalData) -> Groups:
     """What a client's state would be before its first visit, whole: also what the visit keeps for terms."""
     c = _receive(task, job, client_context(task, job, data))
-    return {**task.method.init_client(c), **_keep_previous(task, c.initial["model"], c.initial["buffers"])}
+    first: Groups = take_slots(task, "open first").init_client(c)
+    return {**first, **_keep_previous(task, c.drop_fixed(c.initial["model"]), c.initial["buffers"])}
 
 
 def _keep_previous(task: Task, params: Tree, buffers: Tree) -> Groups:
@@ -123,43 +170,47 @@ def _keep_previous(task: Task, params: Tree, buffers: Tree) -> Groups:
 
 def perform(task: Task, job: Job, c: ClientContext, data: LocalData) -> Work:
     """The work of a prepared visit; the same slots in the same order for one client and for many at once."""
-    method = task.method
+    slots = take_slots(task, job.kind)
     if job.kind == "train":
-        done = run_client(task, c)
+        done = run_client(task, c, slots)
         return done if task.wire is None else encode(task.wire, job, c, done)
     if job.kind == "survey":
-        return Work(method.survey(c), {})
+        return Work(slots.survey(c), {})
     if job.kind != "personal":
-        return Work({"score": score(method, c, job.message["model"], data, task.eval_batch)}, {})
-    c, params = _open(c, method.personalise(c))
-    return Work({"score": score(method, c, params, data, task.eval_batch)}, {})
+        return Work({"score": score(slots, c, job.message["model"], data, task.eval_batch)}, {})
+    c, params = open_outcome(c, slots.personalise(c))
+    return Work({"score": score(slots, c, params, data, task.eval_batch)}, {})
 
 
-def run_client(task: Task, c: ClientContext) -> Work:
+def run_client(task: Task, c: ClientContext, slots: Slots) -> Work:
     """A training visit, from the prepared context to what is sent and kept."""
-    method = task.method
-    c, params = _open(c, method.start(c))
+    c, params = open_outcome(c, slots.start(c))
     for need, which in _FIXED.items():
         if need in task.needs:
             c = c.with_seen(which)
-    c, params = _open(c, method.train(c, params))
+    hold(slots, "params", params)
+    c, params = open_outcome(c, slots.train(c, params))
+    if isinstance(c.terms, NotedTerms) and not c.terms.used:
+        refuse_unused_terms(task, c)
+    hold(slots, "params", params)
     if params.keys() >= set(c.trainable):  # some methods train something else than the model: condensed data
         for observer in c.observers:
-            observer.trained(c, params)
-    c = replace(c, sent=method.upload(c, params))
-    state = {**method.keep(c, params), **_keep_previous(task, params, c.buffers)}
-    return Work(groups=c.sent, state=state, weight=method.weight(c, params))
+            show(observer, "trained", c, params)
+    c = c.with_fields(sent=slots.upload(c, params))
+    hold(slots, "c.sent", c.sent)
+    state = {**slots.keep(c, params), **_keep_previous(task, c.drop_fixed(params), c.buffers)}
+    return Work(groups=c.sent, state=state, weight=slots.weight(c, params))
 
 
 _FIXED: dict[str, Fixed] = {"teacher": "received", "previous": "previous"}
 """Which model a term wants to ask."""
 
 
-def _open(c: ClientContext, found: Tree | Outcome) -> tuple[ClientContext, Tree]:
+def open_outcome(c: ClientContext, found: Tree | Outcome) -> tuple[ClientContext, Tree]:
     """What a slot gave: its parameters, and the visit with what else it made."""
     if not isinstance(found, Outcome):
         return c, found
-    return replace(c, made={**c.made, **found.made}), found.params
+    return c.with_fields(made={**c.made, **found.made}), found.params
 
 
 def encode(wire: Wire, job: Job, c: ClientContext, done: Work) -> Work:
@@ -168,12 +219,12 @@ def encode(wire: Wire, job: Job, c: ClientContext, done: Work) -> Work:
     return done._replace(groups=sent, state={**done.state, **kept})
 
 
-def score(method: Method, c: ClientContext, params: Tree, data: LocalData, batch: int) -> Tree:
+def score(slots: Slots, c: ClientContext, params: Tree, data: LocalData, batch: int) -> Tree:
     """For each sample, whether it is predicted right and its loss."""
     right, loss = [], []
     with torch.no_grad():
         for part in data.passes(batch):
-            logits = method.predict(c, params, part.x)
+            logits = slots.predict(c, params, part.x)
             right.append(logits.argmax(1) == part.y)
             loss.append(cross_entropy(logits, part.y).float())
     if not right:
@@ -194,6 +245,9 @@ def client_context(
 ) -> ClientContext:
     """The context of a visit before the method prepared it; for jobs `test` and `validate`, the global model's."""
     steps = steps or task.steps
+    if task.guarded_slots:
+        more.setdefault("diagnostics", CheckedDiagnostics())
+        more["closely"] = task.is_first(f"visit {job.kind} {kind.__name__}")
     own = steps.copy(_pick_buffers(task, job))
     policy = task.buffer_policy
     # clients that keep their statistics leave the global model without any
@@ -227,6 +281,7 @@ def _common_fields(task: Task, round_: int, buffers: Tree, batch_statistics: boo
         "settings": task.settings(round_), "names": task.net.names, "trainable": task.trainable, "steps": steps,
         "forward": forward, "buffer_policy": task.buffer_policy, "constants": task.net.constants,
         "fresh": partial(task.net.fresh, task.initial_on_device), "rounds": task.rounds,
+        "guarded": bool(task.guarded_slots),
     }  # fmt: skip
 
 
@@ -245,16 +300,10 @@ def bind_forward(network: Net, own: Tree, batch_statistics: bool) -> Forward:
     With `batch_statistics`, evaluation uses those of the batch: there are no running ones that mean anything.
     """
 
-    def forward(
-        params: Tree,
-        x: Tensor,
-        mode: Mode = "train",
-        buffers: Tree | None = None,
-        layers: Mapping[str, Layer] | None = None,
-        part: Part = "whole",
-        maps: tuple[str, ...] = (),
-    ) -> Output:
+    def forward(params: Tree, x: Tensor, mode: Mode = "train", **options: Unpack[PassOptions]) -> Output:
         mode = "eval_batch" if mode == "eval" and batch_statistics else mode
-        return network(params, own if buffers is None else buffers, x, mode, layers, part, maps)
+        given = options.get("buffers")
+        layers, part, maps = options.get("layers"), options.get("part", "whole"), options.get("maps", ())
+        return network(params, own if given is None else given, x, mode, layers, part, maps)
 
     return forward

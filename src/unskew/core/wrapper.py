@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from unskew.base.errors import DeclarationError
 from unskew.base.registry import param, validated
 from unskew.base.tree import Tree
 from unskew.core.context import ClientContext, Context
@@ -21,10 +22,13 @@ class Wrapper(Method):
 
     def __init_subclass__(cls) -> None:
         """Refuses slots that would never be called: the inner method's `train` calls its own."""
+        super().__init_subclass__()
         dead = {"criterion", "own_terms", "loss", "correction", "gradient"} & vars(cls).keys()
         if dead and "train" not in vars(cls):
-            raise TypeError(f"wrapper {cls.__name__} defines {sorted(dead)}, which the method inside never calls; "
-                            "change the context in `prepare`, or define `train` too")  # fmt: skip
+            raise DeclarationError(
+                f"wrapper {cls.__name__} defines {sorted(dead)}, which the method inside never calls; "
+                "change the context in `prepare`, or define `train` too"
+            )
 
     def shared(self, context: Context, params: Tree) -> Tree:
         """The inner method's."""

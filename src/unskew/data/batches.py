@@ -62,13 +62,14 @@ class LocalData:
         """Whether these are a drawn part of a client's data."""
         return self.positions is not None
 
-    def draw_part(self, share: float, rng: torch.Generator) -> LocalData:
+    def draw_part(self, share: float, rng: torch.Generator, at_most: int | None = None) -> LocalData:
         """A random part of the samples: int(share * n) of them, at least one if there is any, in their order."""
         if not 0 < share <= 1:
             raise ValueError(f"a part of a client's data is a share above 0 and up to 1, got {share}")
         n = len(self)
+        count = max(1, int(share * n)) if at_most is None else min(at_most, max(1, int(share * n)))
         # drawn on the CPU, so that a run takes the same samples on every device
-        chosen = torch.randperm(n, generator=rng)[: max(1, int(share * n))].sort().values.to(self.device)
+        chosen = torch.randperm(n, generator=rng)[:count].sort().values.to(self.device)
         part = LocalData(self.source, self.index[chosen], self.pipeline)
         part.positions = chosen if self.positions is None else self.positions[chosen]
         return part

@@ -17,8 +17,9 @@ from unskew.data.local_tests import choose_proportional, hold_out
 from unskew.data.partition.base import Ints, Partition
 from unskew.data.transforms import Augment
 
-LocalTest = Literal["none", "proportional", "holdout"]
-"""A client's test set: none; test samples in its label shares; or a part of its own samples, kept out of training."""
+LocalTest = Literal["none", "proportional", "common", "holdout"]
+"""A client's test set: none; test samples in its label shares; all test samples (of its domain), the same for all
+clients; or a part of its own samples, kept out of training."""
 
 KNOWN_CLIENTS, KNOWN_SAMPLES = 256, 1000
 """So many clients of at most so many samples are kept: finding a tiny client's samples takes as long as a step."""
@@ -70,11 +71,13 @@ class Federation:
         if self.local_tests == "holdout":
             return self._hold_out(client)[1]
         labels, own = self.dataset.test.y.cpu().numpy(), self.partition[client]
-        counts = np.bincount(self.dataset.train.y.cpu().numpy()[own], minlength=self.dataset.num_classes)
         eligible = np.arange(len(labels))
         if self.dataset.groups is not None and self.dataset.test_groups is not None:
             # a client of one domain is tested on that domain
             eligible = np.flatnonzero(np.isin(self.dataset.test_groups, self.dataset.groups[torch.tensor(own)]))
+        if self.local_tests == "common":
+            return eligible
+        counts = np.bincount(self.dataset.train.y.cpu().numpy()[own], minlength=self.dataset.num_classes)
         return eligible[choose_proportional(labels[eligible], counts, self.seed, client, self.test_limit)]
 
     def common(self, kind: str, start: int, stop: int) -> LocalData:

@@ -30,7 +30,7 @@ def hold_out(indices: Ints, seed: int, client: int, share: float = 0.25) -> tupl
     """A random split of the client's own samples into (training, test); one sample always stays for training."""
     if not 0 <= share < 1:
         raise InputError(f"the share of a client's samples held out must be in [0, 1), got {share}")
-    shuffled = _rng(seed, client, 1).permutation(indices)
+    shuffled = _rng(seed, client, 1).permutation(np.array(indices))  # an empty read-only one it would not copy itself
     # the tolerance keeps (1 - 0.9) * 10 at one sample
     training = max(1, int((1 - share) * len(shuffled) + 1e-9))
     return shuffled[:training], shuffled[training:]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Iterable, Iterator
 
-from unskew.base.errors import ClientError, InputError, one_line
+from unskew.base.errors import InputError, SlotError, is_from_signal
+from unskew.core.checks.faults import CAUGHT, client_error
 from unskew.core.jobs import Job, Reply
 from unskew.core.task import Task
 
@@ -23,11 +23,12 @@ class Serial:
         for job in jobs:
             try:
                 reply = self.task.work(job)
-            except InputError:
+            except (InputError, SlotError):
                 raise
-            except Exception as error:
-                what = f"{type(error).__name__}: {one_line(error)}"
-                raise ClientError(job.client, job.round, what, traceback.format_exc()) from error
+            except CAUGHT as error:
+                if is_from_signal(error):
+                    raise
+                raise client_error(error, job.client, job.round) from error
             yield reply
 
     def close(self) -> None:

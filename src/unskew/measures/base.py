@@ -14,6 +14,7 @@ from unskew.base import seeds
 from unskew.base.errors import InputError
 from unskew.base.registry import Component, Registry
 from unskew.base.tree import Groups, Tree
+from unskew.core.checks.asking import ask_server
 from unskew.core.context import ClientContext
 from unskew.core.jobs import Job
 from unskew.core.observer import Observer
@@ -25,7 +26,7 @@ from unskew.data.transforms import Augment
 
 Row = dict[str, Any]
 Figures = dict[str, Any]
-"""Name → number, None where it is not defined (0/0); or a dictionary of such."""
+"""Name → number, None where it is not defined (0/0); or a list or dictionary of such."""
 PROJECTOR = "head.projector"
 """The layer between features and a fixed classifier, in models that have one."""
 
@@ -115,7 +116,7 @@ class Look:
         """The global model."""
         self.require_global_model()
         s = self.task.server_context(self.round, server=self.server).read_only()
-        return self.task.device.to_device(self.task.method.publish(s, self.server))
+        return self.task.device.to_device(ask_server(self.task, "publish", s, self.server))
 
     @cached_property
     def context(self) -> ClientContext:

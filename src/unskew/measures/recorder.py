@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from unskew.base import seeds
+from unskew.core.checks.guard import Guard
+from unskew.core.checks.watching import LOOKS, call_watched, is_foreign
 from unskew.core.round_loop import Round
 from unskew.core.task import Task
 from unskew.measures.base import Absent, Figures, Look, Measure, Row
+from unskew.measures.readings import read_figures
 
 log = logging.getLogger(__name__)
 
@@ -23,13 +28,15 @@ class Recorder:
         self.task = replace(task, observers=(*task.observers, *(measure.bind(task) for measure in measures)))
         """The run's task, observed by the measures too."""
         self._warned: set[str] = set()
+        self._shown: dict[str, list[Row]] = {measure.name: [] for measure in measures if is_foreign([measure])}
+        """The earlier rows as measures from outside the package see them: copies of their own."""
 
     def record(self, done: Round, rows: Mapping[int, Row]) -> None:
         """Writes the round's figures into its record; `rows` are those of the rounds before."""
         if not self._measures:
             return
         began, number, row = time.perf_counter(), done.number, done.record
-        final = number == self._rounds
+        final = number == self._rounds or bool(done.failed)
         tested = final or number % self._every == 0
         earlier = [rows[before] for before in sorted(rows) if before < number]
         look = Look(self.task, done.server, number, final, tested, row, done.clients, earlier, done.observed)
@@ -41,12 +48,21 @@ class Recorder:
         found: Figures = {}
         for measure in self._measures:
             try:
-                found |= measure.figures(look)
+                found |= read_figures(measure, "figures", _ask(measure, self._show(measure, look)))
             except Absent as error:
                 if measure.name not in self._warned:
                     log.warning("nothing to record for measure '%s': %s", measure.name, error)
                 self._warned.add(measure.name)
         return found
+
+    def _show(self, measure: Measure, look: Look) -> Look:
+        """What the measure looks at; one from outside the package gets rows that it may change without harm."""
+        if measure.name not in self._shown:
+            return look
+        earlier = self._shown[measure.name]
+        earlier += copy.deepcopy(look.earlier[len(earlier) :])
+        row, clients = copy.deepcopy((look.row, look.clients))
+        return replace(look, row=row, clients=clients, earlier=list(earlier))
 
     def summary(self, rows: list[Row]) -> Row:
         """What summary.json holds of the measures: each figure's last value, and what sums the run up."""
@@ -56,5 +72,16 @@ class Recorder:
         for row in rows:
             last |= row.get("measures", {})
         for measure in self._measures:
-            last |= measure.summarise(rows)
+            shown = copy.deepcopy(rows) if measure.name in self._shown else rows
+            last |= read_figures(measure, "summarise", measure.summarise(shown))
         return {"measures": last}
+
+
+def _ask(measure: Measure, look: Look) -> Any:
+    """A measure's figures; somebody else's is looked at while it works."""
+    if not is_foreign([measure]):
+        return measure.figures(look)
+    guard = Guard()
+    guard.hold("look.server", look.server)
+    stream = "seeds.generator(look.task.seed, purpose, look.round)"
+    return call_watched(measure, "figures", measure.figures, (look,), guard, stream, LOOKS)

@@ -19,6 +19,7 @@ from torch import Tensor
 from unskew.base import progress, tree
 from unskew.base.batch import Batch, Output
 from unskew.base.errors import InputError
+from unskew.base.naming import helper
 from unskew.base.registry import param, validated
 from unskew.base.tree import Groups, Tree
 from unskew.core.context import ClientContext, LocalGradient, Outcome, ServerContext
@@ -113,7 +114,7 @@ def descend(
     """The images after one step of SGD along `gradient(c, images, batch)` for each batch; nothing else is moved."""
     settings = replace(c.settings, lr=lr, momentum=momentum, weight_decay=0.0)
     # whoever watches local training expects parameters of the model, which here stay as they are
-    mover = replace(c, settings=settings, trainable=IMAGES, observers=())
+    mover = c.with_fields(settings=settings, trainable=IMAGES, observers=())
     moved = c.steps.descend(mover, {"x": images["x"]}, gradient, batches)
     return {"x": moved["x"].contiguous(), "y": images["y"]}
 
@@ -205,22 +206,27 @@ class Condensing(Method):
 
     # --------------------------------------------------------------------------- what a method decides
 
+    @helper
     def network(self, c: ClientContext, params: Tree) -> Tree:
         """The network that looks at the images in this step, w'."""
         return params
 
+    @helper
     def matching(self, c: ClientContext, real: Output, made: Output) -> Tensor:
         """How far the class means ([C, ...]) of the synthetic images are from those of the real ones."""
         return squared_gap(real.features, made.features)
 
+    @helper
     def direction(self, grads: Tree) -> Tree:
         """The step's direction in the space of images."""
         return grads
 
+    @helper
     def server_loss(self, s: ServerContext, merged: Groups) -> Callable[[Tree, Batch], Tensor]:
         """The loss of a batch of condensed data."""
         return lambda params, batch: batch.cross_entropy(s.forward(params, batch.x).logits)
 
+    @helper
     def tables(self) -> int:
         """How many tables [C, C] a client sends beside its images."""
         return 0
@@ -243,6 +249,7 @@ class Condensing(Method):
                 f"{self.name}: quantise needs images of 8 bits, got {c.data.source.x.dtype}; use quantise=false"
             )
 
+    @helper
     def condense(self, c: ClientContext, params: Tree, images: Tree, batches: Iterable[Batch]) -> Tree:
         """The images after a step for each batch of real ones."""
         labels = images["y"]

@@ -36,6 +36,7 @@ from torch import Tensor
 
 from unskew.base import seeds, tree
 from unskew.base.batch import Batch, Output
+from unskew.base.naming import helper
 from unskew.base.registry import param
 from unskew.base.tree import Groups, Tree
 from unskew.core.context import ClientContext, ServerContext
@@ -61,7 +62,7 @@ def mean_logits(c: ClientContext) -> Tree:
     if len(c.data) == 0:
         return empty_table(c.num_classes)
     model, buffers = c.received["model"], c.received["buffers"]
-    sums = sum_by_class(c, lambda x: c.forward(model, x, "eval", buffers).logits)
+    sums = sum_by_class(c, lambda x: c.forward(model, x, "eval", buffers=buffers).logits)
     return {"rows": sums / c.counts.clamp(min=1).unsqueeze(1), "held": c.counts > 0}
 
 
@@ -187,7 +188,7 @@ class FedAF(Condensing):
         if self.gamma == 1:
             return params
         fresh = c.fresh(seeds.derive(c.seed, f"condense/fresh/{c.step}", c.round, c.client))
-        return tree.add_scaled(tree.scale(params, self.gamma), fresh, 1 - self.gamma)
+        return c.add_fixed(tree.add_scaled(tree.scale(params, self.gamma), fresh, 1 - self.gamma))
 
     def matching(self, c: ClientContext, real: Output, made: Output) -> Tensor:
         """L_DM + lambda_loc L_CDC."""
@@ -197,6 +198,7 @@ class FedAF(Condensing):
         known = c.message["logits"]
         return loss + self.lambda_loc * self.cdc_loss(c, made.logits, known)
 
+    @helper
     def cdc_loss(self, c: ClientContext, u: Tensor, known: Tree) -> Tensor:
         """L_CDC: F(u_c, v_c), summed over the classes that the client holds and that have a v_c."""
         held = known["held"] & (c.counts > 0)

@@ -7,8 +7,8 @@ no official code is public.
     L_LD (eq. 11)              terms/lddecorr.py; it adds the paper's 1e-4 to the diagonal of K
     L_sup, Psi, V, beta (12)   `criterion` of fedetf.py; logits: ETFHead in models/etf.py; head.projector.*,
                                c.constants["head.vectors"], head.scale
-    p_k^c (eq. 13)             `prototype_sums`: n_k^c p_k^c and n_k^c in the reply, added up by `total`
-    p-bar^c (eq. 14)           `global_prototypes`: server["prototypes"]["means"], ["available"]
+    p_k^c (eq. 13)             `prototype_sums` in prototypes.py: n_k^c p_k^c and n_k^c, added up by `total`
+    p-bar^c (eq. 14)           `global_prototypes` there: server["prototypes"]["means"], ["available"]
     L_PA, L_FA (eq. 15, 16)    terms/bilateral_alignment.py
     L (eq. 17)                 `own_terms`, added to `criterion`; its beta, a letter that eq. 12 has too, is lambda_ld
     gamma, tau                 gamma, tau
@@ -22,46 +22,18 @@ from __future__ import annotations
 
 from typing import Literal
 
-import torch
-from torch import Tensor
-
+from unskew.base.naming import helper
 from unskew.base.registry import param
 from unskew.base.tree import Groups, Tree
 from unskew.core.context import ClientContext, Outcome, ServerContext
 from unskew.core.method import methods
 from unskew.core.reducers import Reducers, total
 from unskew.core.term import Term
-from unskew.methods.class_sums import sum_by_class
 from unskew.methods.fedetf import FedETF
+from unskew.methods.prototypes import global_prototypes, no_prototypes, prototype_sums
 from unskew.terms.bilateral_alignment import FeatureAlignment, ProjectorAlignment
 from unskew.terms.feddecorr import Decorrelate
 from unskew.terms.lddecorr import LDDecorr
-
-
-def no_prototypes(num_classes: int, like: Tensor) -> Tree:
-    """Prototypes `means` [C, d] of which none is `available` yet; `like`: a tensor whose last dimension is d."""
-    means = torch.zeros(num_classes, like.shape[-1], dtype=like.dtype)
-    return {"means": means, "available": torch.zeros(num_classes, dtype=torch.bool)}
-
-
-def prototype_sums(c: ClientContext, params: Tree, like: Tensor) -> Tree:
-    """`sums` [C, d] of the features of the client's samples by class, and `counts` [C]; `like`: a tensor [C, d].
-
-    Eq. 13 as sums, so that the server's means need nothing but the reducer `total`: in evaluation mode, without
-    gradient, of samples that are not augmented.
-    """
-    sums = sum_by_class(c, lambda x: c.features(params, x, "eval"), torch.zeros_like(like))
-    return {"sums": sums, "counts": c.counts.to(sums.dtype)}
-
-
-def global_prototypes(previous: Tree, summed: Tree) -> Tree:
-    """Eq. 14: the means over all clients' samples; a class that nobody held in the round keeps its previous mean."""
-    seen = summed["counts"] > 0
-    means = summed["sums"] / summed["counts"].clamp(min=1).unsqueeze(1)
-    return {
-        "means": torch.where(seen.unsqueeze(1), means, previous["means"]),
-        "available": previous["available"] | seen,
-    }
 
 
 @methods.register("fedblade")
@@ -85,7 +57,10 @@ class FedBlade(FedETF):
     )
     var_eps: float = param(default=1e-8, gt=0, doc="added to the features' variances", source="FedDecorr's code")
 
+    stacked_tolerance = 0.1  # alignment by cosines over tau is steep; its decorrelation may promise less
+
     @property
+    @helper
     def aligns(self) -> bool:
         """Whether prototypes are needed at all."""
         return self.gamma > 0 and (self.pa or self.fa)
@@ -120,7 +95,7 @@ class FedBlade(FedETF):
         server = super().init(s)
         if not self.aligns:
             return server
-        return {**server, "prototypes": no_prototypes(s.num_classes, server["model"]["head.projector.weight"])}
+        return {**server, "prototypes": no_prototypes(s)}
 
     def download(self, s: ServerContext, server: Groups, client: int) -> Groups:
         """The model and the prototypes."""
@@ -139,7 +114,7 @@ class FedBlade(FedETF):
         reply = super().upload(c, params)
         if not self.aligns:
             return reply
-        return {**reply, "prototypes": prototype_sums(c, params, c.message["prototypes"]["means"])}
+        return {**reply, "prototypes": prototype_sums(c, params)}
 
     def update(self, s: ServerContext, server: Groups, merged: Groups) -> Groups:
         """The mean model, and eq. 14; a class that nobody held keeps its prototype."""

@@ -51,12 +51,12 @@ class FedDM(Condensing):
         """w + noise, a new one in each step."""
         if self.rho == 0:
             return params
-        rng = c.rng(f"condense/noise/{c.step}")
+        rng, free = c.rng(f"condense/noise/{c.step}"), c.drop_fixed(params)
         noise = {
             name: torch.randn(value.shape, generator=rng, dtype=value.dtype).to(value.device)
-            for name, value in params.items()
+            for name, value in free.items()
         }
-        return perturb(params, noise, self.rho)
+        return c.add_fixed(perturb(free, noise, self.rho))
 
     def matching(self, c: ClientContext, real: Output, made: Output) -> Tensor:
         """Squared distances of the mean features and of the mean logits, summed over the classes."""

@@ -5,7 +5,7 @@ CVPR 2024, Table 9; around any method.
 
     paper          here
     e              epochs
-    theta          where: all of the model, its head or its body; frozen parts are tuned, too (FedBABU)
+    theta          where: all of the model, its head or its body; parts that the method freezes are tuned, too (FedBABU)
     w_g            what the inner method's `personalise` gives
 
 Training of the global model is untouched. When clients are tested (after the last round, unless
@@ -15,16 +15,18 @@ settings of that round and without any term or perturbation. The paper's code le
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Literal
 
 from unskew.base.batch import Batch
+from unskew.base.errors import InputError
 from unskew.base.registry import param
-from unskew.base.tree import Tree
+from unskew.base.tree import Groups, Tree
 from unskew.core import local_loop
-from unskew.core.context import ClientContext, Outcome
+from unskew.core.context import ClientContext, Context, Outcome, ServerContext
 from unskew.core.method import methods
 from unskew.core.wrapper import Wrapper
+
+Where = Literal["all", "head", "body"]
 
 
 def plain_gradient(c: ClientContext, params: Tree, batch: Batch) -> Tree:
@@ -32,12 +34,28 @@ def plain_gradient(c: ClientContext, params: Tree, batch: Batch) -> Tree:
     return c.grad(lambda p: batch.cross_entropy(c.forward(p, batch.x).logits), params)
 
 
+def tune(c: ClientContext, found: Tree | Outcome, epochs: int, where: Where) -> Tree | Outcome:
+    """The model that a slot gave after so many passes of plain SGD, which count for nothing else."""
+    aside = c.aside(epochs=epochs, steps=None).with_fields(trainable=find_tuned(c, where))
+    if not isinstance(found, Outcome):
+        return local_loop.sgd(aside, found, plain_gradient, purpose="finetune")
+    return found._replace(params=local_loop.sgd(aside, found.params, plain_gradient, purpose="finetune"))
+
+
+def find_tuned(c: Context, where: Where) -> tuple[str, ...]:
+    """The parameters that are tuned, also such as the method freezes (FedBABU's head), but not the network."""
+    free = tuple(name for name in c.names.params if name not in c.names.fixed)
+    if where == "all":
+        return free
+    return tuple(name for name in free if name.startswith("head.") == (where == "head"))
+
+
 @methods.register("finetuned")
 class Finetuned(Wrapper):
     """The inner method; a client that uses its model trains it for some epochs on its own data first."""
 
     epochs: int = param(default=1, ge=0, doc="passes over the client's data before its test", source="FedSOL, Table 9")
-    where: Literal["all", "head", "body"] = param(
+    where: Where = param(
         default="all", doc="which parameters are tuned, also such as the method itself does not train", source="FedBABU"
     )
 
@@ -48,14 +66,10 @@ class Finetuned(Wrapper):
 
     def personalise(self, c: ClientContext) -> Tree | Outcome:
         """The inner method's model after `epochs` passes of plain SGD."""
-        found = self.inner.personalise(c)
-        aside = replace(c.aside(epochs=self.epochs, steps=None), trainable=self.tuned(c))
-        if not isinstance(found, Outcome):
-            return local_loop.sgd(aside, found, plain_gradient, purpose="finetune")
-        return found._replace(params=local_loop.sgd(aside, found.params, plain_gradient, purpose="finetune"))
+        return tune(c, self.inner.personalise(c), self.epochs, self.where)
 
-    def tuned(self, c: ClientContext) -> tuple[str, ...]:
-        """The parameters that are tuned, frozen ones included (FedBABU's head)."""
-        if self.where == "all":
-            return c.names.params
-        return tuple(name for name in c.names.params if name.startswith("head.") == (self.where == "head"))
+    def init(self, s: ServerContext) -> Groups:
+        """The inner method's; refuses to tune nothing."""
+        if not find_tuned(s, self.where):
+            raise InputError(f"finetuned(where={self.where}) has nothing to tune: the network froze that part")
+        return self.inner.init(s)

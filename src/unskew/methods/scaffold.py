@@ -25,6 +25,7 @@ from unskew.base.tree import Groups, Tree
 from unskew.core.context import ClientContext, ServerContext
 from unskew.core.method import Method, methods
 from unskew.core.reducers import buffers, mean, mean_over_all_clients
+from unskew.methods.momentum_steps import count_plain_steps
 
 
 @methods.register("scaffold")
@@ -84,7 +85,4 @@ class Scaffold(Method):
         return {name: (model[name] - params[name]) * share - control[name] * took_part for name in control}
 
     def _steps(self, c: ClientContext) -> Tensor:
-        steps, m = c.num_steps, c.settings.momentum
-        if self.divisor == "plain" or m == 0:
-            return steps
-        return (steps - m * (1 - m**steps) / (1 - m)) / (1 - m)
+        return c.num_steps if self.divisor == "plain" else count_plain_steps(c.num_steps, c.settings.momentum)

@@ -72,7 +72,8 @@ def image_shape(model: str, shape: tuple[int, ...], at_least: int) -> tuple[int,
         raise InputError(f"{model} needs images (channels, height, width), got inputs of shape {shape}; use mlp")
     channels, height, width = shape
     if min(height, width) < at_least:
+        others = "cnn8 or mlp" if min(height, width) >= 2 else "mlp"  # cnn8 halves an image once
         raise InputError(
-            f"{model} needs images of at least {at_least}x{at_least}, got {height}x{width}; use cnn8 or mlp instead"
+            f"{model} needs images of at least {at_least}x{at_least}, got {height}x{width}; use {others} instead"
         )
     return channels, height, width

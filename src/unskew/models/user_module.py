@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import copy
 import hashlib
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from unskew.base.errors import InputError, one_line
-from unskew.base.plugins import call_object
+from unskew.base import seeds
+from unskew.base.errors import InputError
+from unskew.base.plugins import call_object, load_home
 from unskew.base.registry import param
 from unskew.models.base import Architecture, Model, architectures
+from unskew.models.checks import check_module, copy_module, make_example
 
 
 def split_head(module: nn.Module, head: str | None = None, example: Tensor | None = None) -> Model:
@@ -21,7 +24,7 @@ def split_head(module: nn.Module, head: str | None = None, example: Tensor | Non
     """
     if isinstance(module, Model):
         return module
-    body = copy.deepcopy(module)
+    body = copy_module(f"model {type(module).__name__}", module)
     layer = dict(body.named_modules()).get(head) if head else None
     if not head or layer is None:
         children = ", ".join(name for name, _ in module.named_children()) or "none"
@@ -38,12 +41,14 @@ def split_head(module: nn.Module, head: str | None = None, example: Tensor | Non
 def _check_same(module: nn.Module, model: Model, head: str, example: Tensor) -> None:
     # copies: a forward pass may update buffers, and evaluation mode switches dropout off
     whole, parts = copy.deepcopy(module).eval(), copy.deepcopy(model).eval()
-    with torch.no_grad():
-        expected = whole(example)
+    with torch.no_grad(), seeds.preserve_global_generator():
+        seeds.seed_layers(0, "head")  # a forward pass that draws something draws the same in both
+        expected = whole(example.clone())  # one that it changes is found, and said, later
         if not isinstance(expected, Tensor):
             raise InputError(f"{type(module).__name__} must return its logits, got {type(expected).__name__}")
+        seeds.seed_layers(0, "head")
         try:
-            same = torch.allclose(parts(example).logits, expected, rtol=1e-4, atol=1e-5)
+            same = torch.allclose(parts(example.clone()).logits, expected, rtol=1e-4, atol=1e-5, equal_nan=True)
         except (RuntimeError, TypeError, ValueError, AttributeError, IndexError):
             same = False  # what follows the head cannot work on the head's input
     if not same:
@@ -62,25 +67,27 @@ class PythonModule(Architecture):
         default="", doc="name of its last layer, such as fc; not needed where the function returns a Model"
     )
 
+    def code_used(self) -> tuple[Any, ...]:
+        """The module of the function."""
+        return (load_home(self.target, "model"),)
+
     def build(self, shape: tuple[int, ...], num_classes: int) -> Model:
-        """The function's network, split at its head and tried on two random inputs."""
+        """The function's network, split at its head."""
         module = call_object(self.target, "model", shape, num_classes)
         if not isinstance(module, nn.Module):
             raise InputError(f"model {self.target}: expected an nn.Module, got {type(module).__name__}")
-        example = torch.rand(2, *shape, generator=torch.Generator().manual_seed(0))  # leaves the global state alone
-        try:
-            model = split_head(module, self.head, example)
-            logits, features = copy.deepcopy(model).eval()(example)
-        except InputError as error:
-            raise InputError(f"model {self.target}: {error}") from None
-        except Exception as error:
-            raise InputError(f"model {self.target} fails on inputs of shape {shape}: {one_line(error)}") from error
-        if logits.shape != (2, num_classes) or features.ndim != 2:
-            raise InputError(
-                f"model {self.target}: for 2 inputs expected logits of shape (2, {num_classes}) and flat features, "
-                f"got {tuple(logits.shape)} and {tuple(features.shape)}"
-            )
-        return model
+        check_module(self.label, module)
+        return split_head(module, self.head, make_example(shape))
+
+    @property
+    def is_foreign(self) -> bool:
+        """It is the user's."""
+        return True
+
+    @property
+    def label(self) -> str:
+        """The function."""
+        return f"model {self.target}"
 
 
 @architectures.register("given")
@@ -94,21 +101,41 @@ class GivenModule(Architecture):
     @classmethod
     def of(cls, module: nn.Module, head: str = "") -> GivenModule:
         """The architecture that gives copies of this module."""
+        check_module(f"model {type(module).__name__}", module)
         digest = hashlib.sha256()
         for name, value in module.state_dict().items():
             digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
             digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        frozen = [name for name, value in module.named_parameters() if not value.requires_grad]
+        digest.update(repr(frozen).encode() if frozen else b"")
         made = cls(kind=type(module).__name__, head=head, fingerprint=digest.hexdigest()[:16])
-        object.__setattr__(made, "_module", module)
+        # a copy: what the program does with its own later is not the run's
+        object.__setattr__(made, "_module", copy_module(made.label, module))
         return made
+
+    def code_used(self) -> tuple[Any, ...]:
+        """The classes of the module and of its layers."""
+        return tuple({type(layer): None for layer in self._require().modules()})
 
     def build(self, shape: tuple[int, ...], num_classes: int) -> Model:
         """A copy of the module, its head found and checked."""
+        return copy_module(self.label, split_head(self._require(), self.head, make_example(shape)))
+
+    def _require(self) -> nn.Module:
         module: nn.Module | None = getattr(self, "_module", None)
         if module is None:
             raise InputError(
                 f"this run's model ({self.kind}) was handed over by a Python program; resume it from Python "
                 "with unskew.resume(folder, model=..., head=...)"
             )
-        example = torch.rand(2, *shape, generator=torch.Generator().manual_seed(0))
-        return copy.deepcopy(split_head(module, self.head, example))
+        return module
+
+    @property
+    def is_foreign(self) -> bool:
+        """It is the user's."""
+        return True
+
+    @property
+    def label(self) -> str:
+        """The module's class."""
+        return f"model {self.kind}"

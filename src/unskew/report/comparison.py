@@ -2,77 +2,167 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from unskew.base.errors import InputError
+from unskew.base.text import count_of
 from unskew.report.tables import Cell, Mark, Table, mark_best
 from unskew.runs.comparison import CellResult, Metric
 from unskew.runs.folder import Row
+from unskew.runs.summary import GLOBAL
+
+MANY = 12
+"""With more methods than this, rows are sorted."""
 
 
-def table(cells: Sequence[CellResult], title: str, metric: Metric = "last") -> Table:
-    """The comparison's table: accuracy, clients' accuracy, and time and bytes relative to the first method."""
-    names = list(dict.fromkeys(cell.method for cell in cells))
-    by_method = {name: [cell for cell in cells if cell.method == name] for name in names}
+def table(cells: Sequence[CellResult], title: str, metric: Metric = "last", about: Sequence[str] = ()) -> Table:
+    """The comparison's table: accuracy, clients' accuracy, and time and bytes relative to the first method.
+
+    Where methods with a global model and with personal ones meet, both figures stand side by side, global methods
+    first. Many rows are sorted by accuracy, few stay in the given order. `about`: notes on what was compared.
+    """
+    if not cells:
+        raise InputError("there are no runs to make a table of; give the cells that unskew.compare returns")
+    given = list(dict.fromkeys(cell.method for cell in cells))
+    first, key = given[0], _metric_key(metric, cells[0].summary)
+    by_method = {name: [cell for cell in cells if cell.method == name] for name in given}
+    own = [name for name in given if _has_own_models(by_method[name][0])]
+    mixed = bool(own) and (len(own) < len(given) or any(_has_global(by_method[name][0].summary) for name in own))
+    names = _order(by_method, own if mixed else [], key)
 
     def column(figure: Callable[[Row], float | None]) -> list[tuple[float, ...]]:
         found = [[figure(cell.summary) for cell in by_method[name]] for name in names]
         return [tuple(value for value in values if value is not None) for values in found]
 
-    key = _metric_key(metric, cells[0].summary)
-    accuracy = column(lambda s: 100 * s["accuracy"][key] if key in s["accuracy"] else None)
-    clients = column(lambda s: 100 * s["personal"]["mean"] if s["personal"] else None)
-    worst = column(lambda s: 100 * s["personal"]["worst_decile"] if s["personal"] else None)
-    time = _relative(column(lambda s: s["seconds"]["clients"]))
-    traffic = _relative(column(lambda s: float(s["bytes_up"] + s["bytes_down"])))
-    unmarked: list[Mark] = [""] * len(names)
-    personal = tuple(name for name in names if _is_personal(by_method[name][0].summary))
-    mixed = bool(personal) and len(personal) < len(names)
-    # other models on other test sets: not ranked among the global ones
-    ranked = [() if mixed and name in personal else own for name, own in zip(names, accuracy, strict=True)]
-    figures: list[tuple[str, list[tuple[float, ...]], list[Mark]]] = [
-        ("accuracy %", accuracy, mark_best(ranked)),
-        ("clients %", clients, mark_best(clients)),
-        ("worst %", worst, mark_best(worst)),
-        ("time ×", time, unmarked),
-        ("bytes ×", traffic, unmarked),
-        *((name, values, unmarked) for name, values in _rounds_to([by_method[name] for name in names])),
+    def relative(figure: Callable[[Row], float]) -> list[tuple[float, ...]]:
+        return _relative(column(figure), [figure(cell.summary) for cell in by_method[first]])
+
+    diverged = tuple(name for name in names if any(cell.summary["diverged"] for cell in by_method[name]))
+
+    def rank(values: list[tuple[float, ...]]) -> list[Mark]:
+        # the figures of a run that diverged are those of the model that it happened to stop with
+        return mark_best([() if name in diverged else own for name, own in zip(names, values, strict=True)])
+
+    ranked: list[tuple[str, list[tuple[float, ...]]]] = [
+        *(
+            [("global %", column(lambda s: _global_accuracy(s, key))), ("personal %", column(lambda s: _own(s, key)))]
+            if mixed
+            else [("accuracy %", column(lambda s: 100 * s["accuracy"][key] if key in s["accuracy"] else None))]
+        ),
+        ("clients %", column(lambda s: 100 * s["personal"]["mean"] if s["personal"] else None)),
+        ("worst %", column(lambda s: 100 * s["personal"]["worst_decile"] if s["personal"] else None)),
     ]
+    unranked: list[tuple[str, list[tuple[float, ...]]]] = [
+        ("time ×", relative(lambda s: s["seconds"]["clients"])),
+        ("bytes ×", relative(lambda s: float(s["bytes_up"] + s["bytes_down"]))),
+        *_rounds_to([by_method[name] for name in names], by_method[first]),
+    ]
+    blank: list[Mark] = [""] * len(names)
+    figures = [*((*each, rank(each[1])) for each in ranked), *((*each, blank) for each in unranked)]
     rows = tuple(
         (name, tuple(Cell(values[number], marks[number], "×" in column) for column, values, marks in figures))
         for number, name in enumerate(names)
     )
-    seeds = len({cell.seed for cell in cells})
-    where = "pooled over the clients' own test sets" if personal and not mixed else "on the global test set"
     notes = [
-        f"accuracy: {where}, {key.replace('_', ' ')}; mean ± sample standard deviation, {seeds} seed(s)",
-        *["personal: accuracy of the clients' own models, pooled over their own test sets; not ranked with the others"]
-        * mixed,
+        *about,
+        *_explain_accuracy(key, mixed, bool(own), len({cell.seed for cell in cells})),
         "clients and worst: mean over clients and over the worst tenth of them, each on its own test set, last round",
-        f"time × and bytes ×: the clients' seconds of work and the traffic, relative to {names[0]}",
+        f"time × and bytes ×: the clients' seconds of work and the traffic, relative to {first}",
         *(f"wire: {', '.join(wire)}" for wire in [cells[0].summary.get("wire")] if wire),
-        *_rounds_to_notes(cells, names[0]),
-        "bold: best; underlined: second best",
-        *(f"{cell.method}, seed {cell.seed}: diverged" for cell in cells if cell.summary["diverged"]),
+        *_rounds_to_notes(cells, first),
+        *(["methods that diverged are not ranked"] if diverged else []),
+        *(
+            f"{cell.method}, seed {cell.seed}: went on with changed code after round {change['round']}"
+            for cell in cells
+            for change in cell.summary.get("code_changes", [])
+        ),
+        *(_explain_divergence(cell) for cell in cells if cell.summary["diverged"]),
     ]
-    return Table(title, tuple(name for name, _, _ in figures), rows, tuple(notes), personal if mixed else ())
+    return Table(
+        title,
+        columns=tuple(name for name, _, _ in figures),
+        rows=rows,
+        notes=tuple(notes),
+        personal=tuple(name for name in own if not _has_global(by_method[name][0].summary)) if mixed else (),
+        metric=metric,
+        runs=tuple(cell.folder.name for cell in cells if cell.folder is not None),
+        diverged=diverged,
+        own=tuple(own) if mixed else (),
+    )
 
 
-def _is_personal(summary: Row) -> bool:
-    return str(summary.get("accuracy_of", "global model")) != "global model"
+def _order(by_method: Mapping[str, list[CellResult]], own: Sequence[str], key: str) -> list[str]:
+    """Methods with a global model alone, then the others; many by accuracy, few in the given order."""
+
+    def place(name: str) -> tuple[bool, float]:
+        if len(by_method) <= MANY:
+            return name in own, 0.0
+        find = _own if name in own else _global_accuracy
+        found = [value for cell in by_method[name] if (value := find(cell.summary, key)) is not None]
+        return name in own, -sum(found) / len(found) if found else 0.0
+
+    return sorted(by_method, key=place)
 
 
-def _rounds_to(methods: list[list[CellResult]]) -> list[tuple[str, list[tuple[float, ...]]]]:
+def _explain_accuracy(key: str, mixed: bool, personal: bool, seeds: int) -> list[str]:
+    how = f"{key.replace('_', ' ')}; mean ± sample standard deviation, {seeds} seed(s)"
+    if not mixed:
+        where = "pooled over the clients' own test sets" if personal else "on the global test set"
+        return [f"accuracy: {where}, {how}"]
+    return [
+        f"global: the global model on the global test set, {how}",
+        "personal: the models that clients use, pooled over the clients' own test sets"
+        + ("" if key == "last" else "; – for a global model, which clients test in the last round only"),
+    ]
+
+
+def _explain_divergence(cell: CellResult) -> str:
+    summary = cell.summary
+    where = f" in round {summary['diverged_in']}" if summary.get("diverged_in") else ""
+    stopped = " and stopped there" if summary.get("stopped") else ""
+    return f"{cell.method}, seed {cell.seed}: diverged{where}{stopped}; its figures are those of its last finite model"
+
+
+def _has_global(summary: Row) -> bool:
+    return str(summary.get("accuracy_of", GLOBAL)).startswith(GLOBAL)
+
+
+def _has_own_models(cell: CellResult) -> bool:
+    """Whether clients use other models than the global one."""
+    if cell.output:
+        return cell.output != "global"
+    return not _has_global(cell.summary) or "personal_accuracy" in cell.summary
+
+
+def _global_accuracy(summary: Row, key: str) -> float | None:
+    figures = summary["accuracy"] if _has_global(summary) else {}
+    return 100 * figures[key] if key in figures else None
+
+
+def _own(summary: Row, key: str) -> float | None:
+    """Of the models that clients use: a figure beside the global one, the method's only one, or its last test's."""
+    figures = summary.get("personal_accuracy", {}) if _has_global(summary) else summary["accuracy"]
+    if not figures and key == "last" and summary["personal"]:
+        figures = {"last": summary["personal"]["pooled"]}
+    return 100 * figures[key] if key in figures else None
+
+
+def _rounds_to(
+    methods: list[list[CellResult]], reference: list[CellResult]
+) -> list[tuple[str, list[tuple[float, ...]]]]:
     """Columns of the measure `rounds_to`: rounds to each target, and the speed-up over the first method (by seed)."""
 
     def reached(cell: CellResult, target: str) -> float | None:
         found: float | None = cell.summary.get("measures", {}).get("rounds_to", {}).get(target)
         return found
 
+    def by_seed(cells: list[CellResult], target: str) -> dict[int, float]:
+        return {cell.seed: n for cell in cells if (n := reached(cell, target)) is not None}
+
     columns = []
-    for target in methods[0][0].summary.get("measures", {}).get("rounds_to", {}):
-        rounds = [{cell.seed: n for cell in cells if (n := reached(cell, target)) is not None} for cells in methods]
-        speed = [tuple(rounds[0][seed] / n for seed, n in own.items() if seed in rounds[0]) for own in rounds]
+    for target in reference[0].summary.get("measures", {}).get("rounds_to", {}):
+        rounds, first = [by_seed(cells, target) for cells in methods], by_seed(reference, target)
+        speed = [tuple(first[seed] / n for seed, n in own.items() if seed in first) for own in rounds]
         share = f"{100 * float(target):g} %"
         columns += [(f"rounds to {share}", [tuple(own.values()) for own in rounds]), (f"speed-up to {share}", speed)]
     return columns
@@ -81,8 +171,8 @@ def _rounds_to(methods: list[list[CellResult]]) -> list[tuple[str, list[tuple[fl
 def _rounds_to_notes(cells: Sequence[CellResult], first: str) -> list[str]:
     if not cells[0].summary.get("measures", {}).get("rounds_to"):
         return []
-    last = cells[0].summary["rounds"]
-    return [f"rounds to: over the seeds that reach it within {last} rounds (–: none does); speed-up: over {first}"]
+    last = count_of(cells[0].summary["rounds"], "round")
+    return [f"rounds to: over the seeds that reach it within {last} (–: none does); speed-up: over {first}"]
 
 
 def _metric_key(metric: Metric, summary: Row) -> str:
@@ -95,6 +185,6 @@ def _metric_key(metric: Metric, summary: Row) -> str:
     return key
 
 
-def _relative(values: list[tuple[float, ...]]) -> list[tuple[float, ...]]:
+def _relative(values: list[tuple[float, ...]], first: Sequence[float]) -> list[tuple[float, ...]]:
     """Each seed's figure over the first method's under the same seed."""
-    return [tuple(v / first for v, first in zip(row, values[0], strict=True) if first > 0) for row in values]
+    return [tuple(v / one for v, one in zip(row, first, strict=True) if one > 0) for row in values]

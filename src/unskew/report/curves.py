@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -13,60 +16,140 @@ from matplotlib.ticker import MaxNLocator
 # Okabe and Ito's colours, told apart by colour-blind readers too; line styles repeat the distinction
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 STYLES = ("-", "--", "-.", ":")
+GREY = "#c3cad1"
+MOST = 8
+"""With more lines than this, the best are coloured and the rest is grey."""
+BEST = 6
+LONGEST = 24
+"""Letters of a method's name in a legend."""
 
+Floats = npt.NDArray[np.float64]
 Curve = Sequence[tuple[int, float]]
 """(round, accuracy) of one seed."""
+Curves = Mapping[str, Sequence[Curve]]
+"""Those of each method."""
+EXPLAINED = "in brackets: the last round; band: ± 1 standard deviation over seeds"
 
 
-def plot_curves(curves: Mapping[str, Sequence[Curve]], path: Path, title: str) -> None:
+def plot_curves(curves: Curves, path: Path, title: str) -> None:
     """Mean accuracy in per cent over rounds; the band is one standard deviation over seeds."""
-    crowded = len(curves) > 4  # then the legend would hide curves
-    figure = Figure(figsize=(7.2, 5.0 if crowded else 4.2), dpi=150, layout="constrained")
+    plot_panels({"": curves}, path, title)
+
+
+def plot_panels(panels: Mapping[str, Curves], path: Path, title: str) -> None:
+    """The same beside each other for each kind of accuracy, with a heading each where there are several."""
+    panels = {
+        heading: {name: seeds for name, seeds in curves.items() if any(seeds)} for heading, curves in panels.items()
+    }
+    lines = max(min(len(curves), MOST + 1) for curves in panels.values())
+    crowded = len(panels) > 1 or lines > 4  # then the legend would hide curves
+    rows = -(-lines // _columns(panels)) if crowded else 0
+    figure = Figure(figsize=(7.2 if len(panels) == 1 else 10.4, 4.2 + 0.2 * rows), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    for number, (method, seeds) in enumerate(curves.items()):
-        rounds = np.array([round_ for round_, _ in seeds[0]])
-        values = 100 * np.array([[value for _, value in curve] for curve in seeds])
-        mean = values.mean(0)
-        colour, style = COLOURS[number % len(COLOURS)], STYLES[number % len(STYLES)]
-        axes.plot(rounds, mean, color=colour, linestyle=style, linewidth=1.8, label=f"{method}  ({mean[-1]:.1f} %)")
-        if len(seeds) > 1:
-            std = values.std(0, ddof=1)
-            axes.fill_between(rounds, mean - std, mean + std, color=colour, alpha=0.15, linewidth=0)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=10)
+    for number, (heading, curves) in enumerate(panels.items(), 1):
+        axes = figure.add_subplot(1, len(panels), number, sharey=figure.axes[0] if figure.axes else None)
+        _draw(axes, curves)
+        axes.set_ylabel("test accuracy (%)" if number == 1 else "")
+        axes.set_title(heading, loc="left", fontsize=9)
+        if crowded:
+            below: Any = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.12), "ncols": _columns(panels)}
+            axes.legend(frameon=False, fontsize=8, title=EXPLAINED, title_fontsize=7, **below)
+        else:
+            axes.legend(frameon=False, fontsize=9, title=EXPLAINED, title_fontsize=8)
+    figure.savefig(path)
+
+
+def _columns(panels: Mapping[str, Curves]) -> int:
+    return 3 if len(panels) == 1 else 2
+
+
+def highlight(curves: Curves) -> list[str]:
+    """The methods that get a colour: all of a few; of many, the first, whom others are compared with, and the best."""
+    if len(curves) <= MOST:
+        return list(curves)
+    last = {name: _sum_up(seeds)[1][-1] for name, seeds in curves.items() if any(seeds)}
+    best = sorted(last, key=lambda name: -last[name])[:BEST]
+    return [name for name in curves if name in best or name == next(iter(curves))]
+
+
+def _draw(axes: Axes, curves: Curves) -> None:
+    coloured = highlight(curves)
+    grey = [name for name in curves if name not in coloured]
+    by_accuracy = sorted(coloured, key=lambda name: -_sum_up(curves[name])[1][-1]) if grey else coloured
+    for name in by_accuracy:
+        rounds, mean, std = _sum_up(curves[name])
+        colour, style = _look(coloured.index(name))
+        # a single point is a test after the last round
+        marker: Any = {"marker": "o", "markersize": 5} if len(rounds) == 1 else {}
+        axes.plot(
+            rounds,
+            mean,
+            color=colour,
+            linestyle=style,
+            linewidth=1.8,
+            label=f"{shorten(name)}  ({mean[-1]:.1f} %)",
+            **marker,
+        )
+        if len(curves[name]) > 1:
+            axes.fill_between(rounds, mean - std, mean + std, color=colour, alpha=0.12 if grey else 0.15, linewidth=0)
+    for number, name in enumerate(grey):
+        rounds, mean, _ = _sum_up(curves[name])
+        label = f"{len(grey)} others  (up to {max(_sum_up(curves[each])[1][-1] for each in grey):.1f} %)"
+        axes.plot(rounds, mean, color=GREY, linewidth=0.9, zorder=1, label=label if number == 0 else None)
     axes.set_xlabel("round")
-    axes.set_ylabel("test accuracy (%)")
-    axes.set_title(title, loc="left", fontsize=10)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     axes.margins(x=0.01)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    title = "in brackets: the last round; band: ± 1 standard deviation over seeds"
-    if crowded:
-        figure.legend(loc="outside lower center", frameon=False, fontsize=9, title=title, title_fontsize=8, ncols=3)
-    else:
-        axes.legend(frameon=False, fontsize=9, title=title, title_fontsize=8)
-    figure.savefig(path)
 
 
-def plot_measures(series: Mapping[str, Mapping[str, Sequence[Curve]]], methods: Sequence[str], path: Path) -> None:
+def shorten(name: str) -> str:
+    """A method's name for a legend; its options are in the table."""
+    return name if len(name) <= LONGEST else name[: LONGEST - 1] + "…"
+
+
+def _look(place: int) -> tuple[str, str]:
+    return COLOURS[place % len(COLOURS)], STYLES[place % len(STYLES)]
+
+
+def _sum_up(seeds: Sequence[Curve]) -> tuple[Floats, Floats, Floats]:
+    """Rounds, and mean and deviation in per cent over the seeds that reached them: one that diverged ends early."""
+    points: dict[int, list[float]] = {}
+    for round_, value in (point for curve in seeds for point in curve):
+        points.setdefault(round_, []).append(100 * value)
+    rounds = sorted(points)
+    means = np.array([np.mean(points[round_]) for round_ in rounds])
+    stds = np.array([np.std(points[round_], ddof=1) if len(points[round_]) > 1 else 0.0 for round_ in rounds])
+    return np.array(rounds, dtype=np.float64), means, stds
+
+
+def plot_measures(
+    series: Mapping[str, Curves], methods: Sequence[str], path: Path, coloured: Sequence[str] = ()
+) -> None:
     """A small plot for each measured figure: its mean over seeds against rounds, a line a method.
 
-    `methods`: all of the comparison, in its order, so that each has the colour that it has elsewhere.
+    `methods`: all of the comparison, in its order, so that each has the colour that it has elsewhere. Of many, those in
+    `coloured` have one, and the rest is grey.
     """
     across = min(3, len(series))
     down = -(-len(series) // across)
+    chosen = list(methods) if len(methods) <= MOST else [name for name in methods if name in coloured][: 2 * BEST]
     figure = Figure(figsize=(3.6 * across, 2.6 * down + 0.5), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     for number, (name, curves) in enumerate(series.items(), 1):
         axes = figure.add_subplot(down, across, number)
-        for method, seeds in curves.items():
+        for method in sorted(curves, key=lambda method: method in chosen):  # grey below the others
             values: dict[int, list[float]] = {}
-            for round_, value in (point for curve in seeds for point in curve):
+            for round_, value in (point for curve in curves[method] for point in curve):
                 values.setdefault(round_, []).append(value)
-            rounds, place = sorted(values), methods.index(method)
+            rounds = sorted(values)
             means = [float(np.mean(values[round_])) for round_ in rounds]
-            style = {"color": COLOURS[place % len(COLOURS)], "linestyle": STYLES[place % len(STYLES)]}
-            axes.plot(rounds, means, linewidth=1.5, label=method, **style)  # type: ignore[arg-type]
+            if method in chosen:
+                colour, style = _look(chosen.index(method))
+                axes.plot(rounds, means, linewidth=1.5, label=method, color=colour, linestyle=style)
+            else:
+                axes.plot(rounds, means, linewidth=0.8, label="others", color=GREY)
         axes.set_title(name.replace("_", " "), loc="left", fontsize=9)
         axes.set_xlabel("round", fontsize=8)
         axes.tick_params(labelsize=8)
@@ -74,5 +157,13 @@ def plot_measures(series: Mapping[str, Mapping[str, Sequence[Curve]]], methods: 
         axes.spines[["top", "right"]].set_visible(False)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     handles = {label: line for ax in figure.axes for line, label in zip(*ax.get_legend_handles_labels(), strict=True)}
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", frameon=False, fontsize=8, ncols=across)
+    ordered = [label for label in (*methods, "others") if label in handles]
+    figure.legend(
+        [handles[label] for label in ordered],
+        [shorten(label) for label in ordered],
+        loc="outside lower center",
+        frameon=False,
+        fontsize=8,
+        ncols=across,
+    )
     figure.savefig(path)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from unskew.base.errors import InputError
 from unskew.measures.figures import mean_and_std
 
 Format = Literal["md", "csv", "latex", "json"]
@@ -43,11 +44,34 @@ class Table:
     rows: tuple[tuple[str, tuple[Cell, ...]], ...]
     notes: tuple[str, ...] = ()
     personal: tuple[str, ...] = ()
-    """Methods whose accuracy is that of personal models, where the others' is not."""
+    """Methods that have personal models only, where others have a global one."""
+    metric: str = ""
+    runs: tuple[str, ...] = ()
+    """What was compared, by the names of the runs' folders: they tell two comparisons apart."""
 
-    def tag(self, name: str) -> str:
-        """What stands behind a method's name."""
-        return " (personal)" if name in self.personal else ""
+    diverged: tuple[str, ...] = ()
+    """Methods of which a run diverged."""
+    own: tuple[str, ...] = ()
+    """Methods whose clients use models of their own, where others' do not: the last rows."""
+
+    @property
+    def legend(self) -> tuple[str, ...]:
+        """The notes, and what the marks mean if there are any: for forms that show them."""
+        marked = any(cell.mark for _, cells in self.rows for cell in cells)
+        return (*self.notes, LEGEND) if marked else self.notes
+
+    def tag(self, name: str, personal: bool = True) -> str:
+        """What stands behind a method's name; under the headings of `blocks` it need not say `personal` again."""
+        return " (personal)" * (personal and name in self.personal) + " (diverged)" * (name in self.diverged)
+
+    def blocks(self) -> list[tuple[str, list[tuple[str, tuple[Cell, ...]]]]]:
+        """The rows under their headings; one block without a heading where all methods are of one kind."""
+        if not self.own:
+            return [("", list(self.rows))]
+        one = [row for row in self.rows if row[0] not in self.own]
+        own = [row for row in self.rows if row[0] in self.own]
+        found = (("one global model", one), ("a model for each client", own))
+        return [(heading, rows) for heading, rows in found if rows]
 
 
 def mark_best(values: Sequence[tuple[float, ...]], higher_is_better: bool = True) -> list[Mark]:
@@ -59,9 +83,16 @@ def mark_best(values: Sequence[tuple[float, ...]], higher_is_better: bool = True
     return [marks.get(round(mean, 10), "") if len(ranking) > 1 and not math.isnan(mean) else "" for mean in means]
 
 
+LEGEND = "bold: best; underlined: second best"
+"""What the marks mean, where they are seen."""
+
+
 def render(table: Table, form: Format) -> str:
     """The table as text in one of the forms."""
-    return {"md": _markdown, "csv": _csv, "latex": _latex, "json": _json}[form](table)
+    known = {"md": _markdown, "csv": _csv, "latex": _latex, "json": _json}
+    if form not in known:
+        raise InputError(f"there is no form '{form}' of a table; known: {', '.join(sorted(known))}")
+    return known[form](table)
 
 
 def _markdown(table: Table) -> str:
@@ -74,7 +105,7 @@ def _markdown(table: Table) -> str:
         f"| `{name}`{table.tag(name)} | " + " | ".join(cell(value) for value in cells) + " |"
         for name, cells in table.rows
     ]
-    return "\n".join([*lines, "", *(f"{note}  " for note in table.notes)]) + "\n"
+    return "\n".join([*lines, "", *(f"{note}  " for note in table.legend)]) + "\n"
 
 
 def _csv(table: Table) -> str:
@@ -102,7 +133,7 @@ def _latex(table: Table) -> str:
     columns = "l" + "r" * len(table.columns)
     return "\n".join(
         [rf"% {table.title}", rf"\begin{{tabular}}{{{columns}}}", r"\toprule", head, r"\midrule", *body,
-         r"\bottomrule", r"\end{tabular}", *(f"% {note}" for note in table.notes), ""]
+         r"\bottomrule", r"\end{tabular}", *(f"% {note}" for note in table.legend), ""]
     )  # fmt: skip
 
 
@@ -120,8 +151,11 @@ def _json(table: Table) -> str:
         {
             "method": name,
             "personal": name in table.personal,
+            "diverged": name in table.diverged,
             **{column: cell(value) for column, value in zip(table.columns, cells, strict=True)},
         }
         for name, cells in table.rows
     ]
-    return json.dumps({"title": table.title, "rows": rows, "notes": list(table.notes)}, ensure_ascii=False) + "\n"
+    compared = {"metric": table.metric, "runs": list(table.runs)}
+    made = {"title": table.title, "rows": rows, "notes": list(table.notes), "comparison": compared}
+    return json.dumps(made, ensure_ascii=False) + "\n"

@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from unskew.base.errors import InputError
-from unskew.base.registry import nearest
-from unskew.base.text import Table
-from unskew.core.method import Method, methods
+from unskew.core.method import Method
 from unskew.data.dataset import Dataset
-from unskew.data.sources import in_memory
-from unskew.models.base import Architecture
-from unskew.models.user_module import GivenModule
+from unskew.data.sources import load
 from unskew.runs import comparison, engine
-from unskew.runs.config import FLAGS, Run, from_table, override
+from unskew.runs.arguments import (
+    read_data_dir,
+    read_dataset,
+    read_executor,
+    read_method,
+    read_methods,
+    read_module,
+    read_options,
+    read_place,
+    read_seeds,
+    read_truth,
+    read_watch,
+    refuse,
+    to_run,
+)
+from unskew.runs.field import drop_misfits
+
+log = logging.getLogger(__name__)
 
 
 def run(
@@ -28,17 +41,22 @@ def run(
     model: str | nn.Module | None = None,
     head: str = "",
     out: str | Path | None = None,
-    data_dir: Path | None = None,
+    data_dir: str | Path | None = None,
     watch: engine.Watch | None = None,
     **options: Any,
 ) -> engine.Result:
     """Runs one method; `options` are those of the command line (`split="dirichlet:0.1"`, `clients=20`, `lr=0.05` …).
 
-    A model may be your own `nn.Module` with the name of its last layer as `head`; data may be a `Dataset`.
+    A model may be your own `nn.Module` with the name of its last layer as `head`; data may be a `Dataset`. `plugin`
+    names Python files to import first; any other option is set by its path: `**{"local.drop_last": True}`.
     """
-    config, dataset = _config(data, model, head, options)
-    chosen = dataclasses.replace(config, method=methods.build(method))
-    return engine.run(chosen, out, data_dir=data_dir, dataset=dataset, watch=watch)
+    place = None if out is None else read_place("out", out)
+    files, watcher = read_data_dir(data_dir), read_watch(watch)
+    table = read_options(options, data, model, head, method=method)
+    table["method"] = read_method(table["method"])
+    dataset = data if isinstance(data, Dataset) else None
+    with _watch_data(dataset):
+        return engine.run(to_run(table), place, data_dir=files, dataset=dataset, watch=watcher)
 
 
 def resume(
@@ -47,46 +65,70 @@ def resume(
     data: Dataset | None = None,
     model: nn.Module | None = None,
     head: str = "",
-    data_dir: Path | None = None,
+    data_dir: str | Path | None = None,
     watch: engine.Watch | None = None,
+    executor: str | None = None,
+    accept_changed_code: bool = False,
 ) -> engine.Result:
-    """Continues an interrupted run; hand over data and model again if they were Python objects."""
-    architecture = GivenModule.of(model, head) if model is not None else None
-    return engine.resume(folder, data_dir=data_dir, dataset=data, watch=watch, model=architecture)
+    """Continues an interrupted run; hand over data and model again if they were Python objects.
+
+    `executor` may be another one that gives the same bits: "pool" for a run begun with "serial", or the reverse.
+
+    If your own code changed since the run was begun it refuses, or with `accept_changed_code` goes on and records it.
+    """
+    place, dataset, files, watcher = (
+        read_place("folder", folder), read_dataset(data), read_data_dir(data_dir), read_watch(watch)
+    )  # fmt: skip
+    architecture, accept = read_module(model, head), read_truth("accept_changed_code", accept_changed_code)
+    with _watch_data(dataset):
+        return engine.resume(
+            place, data_dir=files, dataset=dataset, watch=watcher, model=architecture, executor=read_executor(executor),
+            accept_changed_code=accept,
+        )  # fmt: skip
 
 
 def compare(
-    methods_: Sequence[str | Method],
+    methods: str | Sequence[str | Method],
     *,
-    seeds: int | Sequence[int] = 3,
+    seeds: int | str | Sequence[int] = 3,
     out: str | Path,
     data: str | Dataset = "digits",
     model: str | nn.Module | None = None,
     head: str = "",
-    data_dir: Path | None = None,
+    data_dir: str | Path | None = None,
     **options: Any,
 ) -> list[comparison.CellResult]:
-    """Runs each method under each seed on the same federations; finished runs in `out` are read back."""
-    config, dataset = _config(data, model, head, options)
-    wanted = [methods.build(method) for method in methods_]
-    numbers = range(seeds) if isinstance(seeds, int) else seeds
-    return comparison.compare(config, wanted, list(numbers), Path(out), data_dir=data_dir, dataset=dataset)
+    """Runs each method under each seed on the same federations; finished runs in `out` are read back.
+
+    Methods may be one text, as on the command line: "fedavg,fedprox(mu=0.1)"; "all", "all-global" and "all-personal"
+    are all registered methods at their defaults.
+    """
+    place, files, numbers = read_place("out", out), read_data_dir(data_dir), read_seeds(seeds)
+    comparison.check_folder(place)
+    refuse(
+        options,
+        {
+            "method": "name the methods with methods=[...]",
+            "seed": "name the seeds with seeds=[...]",
+            "metric": "give it to the table: unskew.report.comparison.table(cells, title, metric=...)",
+        },
+    )
+    config = to_run(read_options(options, data, model, head))
+    wanted = read_methods(methods)
+    dataset = data if isinstance(data, Dataset) else None
+    with _watch_data(dataset):
+        loaded = dataset if dataset is not None else load(config.data, files)
+        fitting = drop_misfits(wanted, config, numbers[0], loaded)
+        return comparison.compare(config, fitting, numbers, place, data_dir=files, dataset=loaded)
 
 
-def _config(
-    data: str | Dataset, model: str | nn.Module | None, head: str, options: Table
-) -> tuple[Run, Dataset | None]:
-    table: Table = {
-        "data": data
-        if isinstance(data, str)
-        else in_memory.GivenDataset(kind=data.name, fingerprint=data.fingerprint())
-    }
-    if isinstance(model, nn.Module):
-        table["model"] = GivenModule.of(model, head)
-    elif isinstance(model, (str, Architecture)):
-        table["model"] = model
-    for name, value in options.items():
-        if name not in FLAGS:
-            raise InputError(f"there is no option '{name}'; {nearest(name, list(FLAGS))}")
-        table = override(table, FLAGS[name], value)
-    return from_table(table), data if isinstance(data, Dataset) else None
+@contextmanager
+def _watch_data(data: Dataset | None) -> Iterator[None]:
+    """Says if a data set was changed in place while it was in use: the results are of neither version."""
+    before = data.fingerprint() if data is not None else ""
+    yield
+    if data is not None and data.fingerprint() != before:
+        log.warning(
+            "data '%s' were changed while they were in use, so the results are of no one version of them; run again, "
+            "and change a copy", data.name,
+        )  # fmt: skip

@@ -2,32 +2,47 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import logging
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from unskew.base import seeds
 from unskew.base.errors import InputError
-from unskew.base.process import count_cores
+from unskew.base.process import count_cores, hold_process
+from unskew.base.registry import to_table
+from unskew.core.checks.declared import check_declarations, check_idle, check_patterns
+from unskew.core.checks.faults import Fault, naming
+from unskew.core.checks.returned import describe
+from unskew.core.checks.watching import is_foreign
 from unskew.core.device import Device
 from unskew.core.jobs import Executor
 from unskew.core.net import Net
+from unskew.core.observer import Observer
 from unskew.core.profile import ProfiledExecutor
-from unskew.core.reducers import check_reducers
+from unskew.core.slots import overrides
 from unskew.core.task import Task
 from unskew.core.term import check_terms
-from unskew.data.dataset import Dataset
+from unskew.core.wrapper import walk_nested
+from unskew.data.dataset import Dataset, warn_unseen
 from unskew.data.federation import Federation, hold_out_validation, pool_train_and_test
 from unskew.data.files.download import Progress
 from unskew.data.partition.base import Partition
 from unskew.data.partition.saved import load_partition
 from unskew.data.sources import load
+from unskew.data.sources.in_memory import GivenDataset
 from unskew.executors.compiled import CompiledStacked
 from unskew.executors.pool.executor import Pool
 from unskew.executors.serial import Serial
 from unskew.executors.stacked.executor import Stacked
-from unskew.models.base import Model
+from unskew.models.base import Model, build
 from unskew.runs.config import Run, cohort_size
 from unskew.wire.chain import Chain, build_chain
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -64,7 +79,9 @@ def prepare_data(
     config: Run, data_dir: Path | None = None, dataset: Dataset | None = None, download: Progress | None = None
 ) -> Dataset:
     """The run's data set, with its validation part held out."""
-    data = dataset if dataset is not None else load(config.data, data_dir, download)
+    with naming(0, "the data set", foreign=True):
+        data = dataset if dataset is not None else load(config.data, data_dir, download)
+    warn_unseen(data)
     data = pool_train_and_test(data) if config.pool_test else data
     return hold_out_validation(data, config.evaluation.validation, split_seed(config))
 
@@ -77,22 +94,63 @@ def split_seed(config: Run) -> int:
 def cut(config: Run, data: Dataset) -> Partition:
     """The partition of a resolved run."""
     assert config.clients is not None
-    return config.split.cut(data, config.clients, split_seed(config))
+    seed, clients = split_seed(config), config.clients
+    with naming(0, "the split", foreign=True):
+        if not is_foreign([config.split]):
+            return _cut(config, data, seed)
+        before = replace(data).fingerprint()  # of a copy, which has not remembered one
+        partition = _cut(config, data, seed)
+        _check_split(config.split.name, clients, partition, _cut(config, data, seed))
+        if replace(data).fingerprint() != before:
+            raise Fault(config.split, "assign", "changes the data set in place; a split only says who holds what")
+    return partition
+
+
+def _cut(config: Run, data: Dataset, seed: int) -> Partition:
+    """What the split says; what it draws from a global generator is the same each time."""
+    assert config.clients is not None
+    with seeds.seed_everything(seed, "split"):
+        return config.split.cut(data, config.clients, seed)
+
+
+def _check_split(name: str, clients: int, partition: Partition, again: Partition) -> None:
+    """Refuses a split of another number of clients, or one that would give every method another federation."""
+    if len(partition) != clients:
+        raise InputError(
+            f"split {name} must give {clients} sizes, one for each client, got {len(partition)}; a split that decides "
+            "the number itself defines fixed_clients(dataset)"
+        )
+    if partition.hash != again.hash:
+        raise InputError(
+            f"split {name} gives something else when it is asked again; draw from the rng that it is given"
+        )
 
 
 def _load_split(config: Run, data: Dataset, path: Path) -> Partition:
     partition = load_partition(path, data)
     if not partition.fits(data):
+        if isinstance(config.data, GivenDataset):
+            raise InputError(
+                f"{path} was made for other data than those handed over as data '{config.data.kind}'; hand over the "
+                "Dataset that the run began with, with the same values"
+            )
         raise InputError(f"{path} was made for other data than '{config.data}' gives now; restore the data files")
+    origin = to_table(config.split), split_seed(config), config.clients
+    if config.split.name != "file" and (partition.split, partition.seed, len(partition)) != origin:
+        raise InputError(f"{path} is of another split, seed or number of clients than run.toml says; restore either")
     return partition
 
 
 def make_task(config: Run, data: Dataset, partition: Partition) -> Task:
     """Everything about a resolved run that stays the same from round to round."""
+    wire = check_method(config)
     device = Device.from_name(config.execution.device, config.execution.precision)
-    net = Net(build_model(config, data).to(device.kind), config.execution.memory_format == "channels_last")
+    model = build_model(config, data)
+    _check_model(config, data, model)
+    net = Net(model.to(device.kind), config.execution.memory_format == "channels_last")
     params, buffers = (device.to_cpu({"all": tree})["all"] for tree in net.trees())
     method, evaluation = config.method, config.evaluation
+    check_patterns(method, net.names)
     task = Task(
         method=method,
         federation=Federation(
@@ -116,17 +174,32 @@ def make_task(config: Run, data: Dataset, partition: Partition) -> Task:
         eval_batch=evaluation.batch,
         rounds=config.rounds,
         device=device,
-        wire=check_method(config),
+        wire=wire,
     )
-    for measure in config.measure:
-        measure.check(task)
+    if config.stragglers == 1 and not config.straggler_online:
+        log.warning(
+            "all clients are stragglers that are never online (stragglers = 1, straggler_online = 0); one of the "
+            "sampled clients takes part in each round all the same"
+        )
+    if not task.trainable:
+        raise InputError(
+            f"model {config.model} with {method.name} has nothing to train: all of its {len(params)} parameters are "
+            "frozen; leave requires_grad=True on some"
+        )
+    with naming(0, "a measure", foreign=True):
+        for measure in config.measure:
+            measure.check(task)
+            if is_foreign([measure]) and not isinstance(bound := measure.bind(task), Observer):
+                raise InputError(f"measure {measure.name}.bind must return an Observer, got {describe(bound)}")
     return task
 
 
 def check_method(config: Run) -> Chain | None:
-    """The run's wire; refuses reducers, terms and wire processors that do not fit to the method."""
+    """The run's wire; refuses declarations, terms and wire processors that do not fit to the method."""
     method = config.method
-    check_reducers(method.name, {**method.reducers, **method.survey_reducers})
+    for nested in walk_nested(method):
+        check_declarations(nested)
+        check_idle(nested)
     check_terms(method)
     return build_chain(config.wire, method)
 
@@ -134,9 +207,41 @@ def check_method(config: Run) -> Chain | None:
 def build_model(config: Run, data: Dataset) -> Model:
     """The initial model of a resolved run; its weights depend on the seed alone."""
     assert config.model is not None
-    with seeds.preserve_global_generator():
-        seeds.seed_layers(config.seed, "model")
-        return config.method.remodel(config.model.build(data.shape, data.num_classes), data.num_classes)
+    number = seeds.derive(config.seed, "model")
+    with (
+        hold_process(), naming(0, "the model", foreign=True), seeds.seed_everything(config.seed, "model"),
+        seeds.drawing_weights(number),
+    ):  # fmt: skip
+        model: object = config.method.remodel(build(config.model, data.shape, data.num_classes), data.num_classes)
+    if not isinstance(model, Model):
+        raise InputError(f"{config.method.name}.remodel must return a Model(body, head), got {describe(model)}")
+    return model
+
+
+def _check_model(config: Run, data: Dataset, model: Model) -> None:
+    """Refuses a user's network that is not the same again, and yet another module: each run begins with its own."""
+    method, architecture = config.method, config.model
+    assert architecture is not None
+    theirs = overrides(method, "remodel") and is_foreign(walk_nested(method))
+    if not (architecture.is_foreign or theirs):
+        return
+    again = build_model(config, data)
+    label = f"{method.name}.remodel" if theirs and not architecture.is_foreign else architecture.label
+    known = {id(value) for value in model.parameters()}
+    if any(id(value) in known for value in again.parameters()):
+        raise InputError(f"{label} must build a new module each time, and gives the same one again; make it inside")
+    before, now = model.state_dict(), again.state_dict()
+    names = before.keys() ^ now.keys()
+    names |= {name for name in before.keys() & now.keys() if _differ(before[name], now[name])}
+    if names:
+        raise InputError(
+            f"{label} gives other weights when it is asked again ('{min(names)}' differs); draw them with torch, whose "
+            "generator is seeded"
+        )
+
+
+def _differ(one: Any, other: Any) -> bool:
+    return isinstance(one, Tensor) and (one.shape != other.shape or not torch.equal(one, other))
 
 
 def make_executor(config: Run, task: Task) -> Executor:

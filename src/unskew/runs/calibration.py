@@ -23,10 +23,12 @@ import torch
 
 from unskew.base import seeds, storage
 from unskew.base.cache import cache_dir
-from unskew.base.errors import InputError
+from unskew.base.errors import InputError, is_from_signal
 from unskew.base.process import count_cores, prepare_process
+from unskew.core.checks.asking import ask_server
 from unskew.core.jobs import Job
 from unskew.core.task import Task
+from unskew.core.tolerance import USUAL, describe, find_tolerance
 from unskew.data.batches import batch_bounds, num_steps
 from unskew.executors.serial import Serial
 from unskew.runs import rules
@@ -47,7 +49,17 @@ def settle(config: Run, task: Task) -> Run:
         chosen = rules.change(chosen, executor=_choose_executor(task, chosen))
     elif chosen.executor == "stacked":
         _warn_of_memory(config, task)
+        _warn_of_tolerance(config)
     return replace(config, execution=chosen)
+
+
+def _warn_of_tolerance(config: Run) -> None:
+    """Says so if `stacked` comes less near to `serial` than usual."""
+    if (promised := find_tolerance(config.method, config.wire)) > USUAL:
+        log.warning(
+            "executor stacked with %s: %s (usually within %g); compare it with stacked runs only",
+            ", ".join([str(config.method), *map(str, config.wire)]), describe(promised), USUAL,
+        )  # fmt: skip
 
 
 # --------------------------------------------------------------------------------------------------- memory
@@ -131,6 +143,8 @@ def _measure(task: Task, workers: int) -> tuple[str, str]:
     except InputError:
         raise  # what a method refuses it refuses here, too
     except Exception as error:  # the run itself will say better what is wrong, and where
+        if is_from_signal(error):
+            raise
         return "serial", f"the trial failed: {type(error).__name__}"
     cohort = task.cohort_size
     serial = cohort * seconds * _count_steps(task) / _STEPS
@@ -143,9 +157,9 @@ def _make_job(task: Task) -> Job:
     cohort = task.sample_cohort(1)
     with seeds.preserve_global_generator(), closing(StateStore()) as store:
         task = replace(task, server_store=store)  # what a trial remembers is not the run's
-        server = task.method.init(task.server_context(0))
+        server = ask_server(task, "init", task.server_context(0))
         s = task.server_context(1, cohort, server).read_only()
-        message = task.method.download(s, server, cohort[0])
+        message = ask_server(task, "download", s, server, cohort[0], client=cohort[0])
     return Job("train", 1, cohort[0], message)
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from unskew.base import storage
 from unskew.base.errors import InputError
 from unskew.base.tree import Groups
+from unskew.data.dataset import may_be_same
 from unskew.runs import state_file
 from unskew.runs.client_store import StateStore
 
@@ -29,6 +30,21 @@ _STATES = "client states"
 _REMEMBERED = "states of clients at the server"
 """Only in checkpoints of methods that put some."""
 _FORMAT = 4
+Mark = list[int | str]
+"""The length of a file and the hash of its content, to notice edits of what was there."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a checkpoint belongs to."""
+
+    run: str
+    """The run's hash."""
+    earlier: frozenset[str] = frozenset()
+    """Those it had before its code changed."""
+    split: str = ""
+    data: str = ""
+    """The partition's hash and the data's fingerprint, where they are to be compared."""
 
 
 @dataclass(frozen=True)
@@ -41,14 +57,31 @@ class Checkpoint:
     """The snapshot of the clients' states."""
     remembered: Tensor
     """That of what the server remembers of single clients."""
+    rows: Mark | None = None
+    """Marks the rounds' rows as they were; None in checkpoints of older versions."""
+    client_rows: int = 0
+    """The length of clients.jsonl; 0 where it is not known."""
 
 
-def save(folder: Path, run_hash: str, round_: int, server: Groups, store: StateStore, remembered: StateStore) -> None:
-    """Writes the state after this round and removes what the kept checkpoints no longer need."""
+def save(
+    folder: Path,
+    identity: Identity,
+    round_: int,
+    rows: Mark,
+    server: Groups,
+    store: StateStore,
+    remembered: StateStore,
+    client_rows: int = 0,
+) -> None:
+    """Writes the state after this round and removes what the kept checkpoints no longer need.
+
+    `rows` marks the rounds' rows as they are now, `client_rows` is the length of the clients'.
+    """
     groups = {**server, _STATES: {"snapshot": store.snapshot()}}
     if (snapshot := remembered.snapshot()).any():
         groups[_REMEMBERED] = {"snapshot": snapshot}
-    notes = {"format": _FORMAT, "run": run_hash, "round": round_}
+    about = {"split": identity.split, "data": identity.data, "rows": rows, "client_rows": client_rows}
+    notes = {"format": _FORMAT, "run": identity.run, "round": round_, **about}
     storage.write_certified(folder, f"round-{round_:06d}", storage.encode(groups, notes))
     for path in _newest_first(folder)[KEPT:]:
         path.unlink(missing_ok=True)
@@ -56,7 +89,7 @@ def save(folder: Path, run_hash: str, round_: int, server: Groups, store: StateS
     remembered.prune()
 
 
-def load_newest(folder: Path, run_hash: str, at_most: int) -> Checkpoint | None:
+def load_newest(folder: Path, identity: Identity, at_most: int) -> Checkpoint | None:
     """The newest whole checkpoint up to a round; a damaged one is named and passed over. None if there is none."""
     candidates = [
         path for path in _newest_first(folder) if int(path.name.split(".")[0].removeprefix("round-")) <= at_most
@@ -64,7 +97,7 @@ def load_newest(folder: Path, run_hash: str, at_most: int) -> Checkpoint | None:
     problems: list[InputError] = []
     for path in candidates:
         try:
-            found = _read(path, run_hash)
+            found = _read(path, identity)
             for problem in problems:
                 log.warning("%s; resuming from the checkpoint before it, after round %s", problem, found.round)
             return found
@@ -81,20 +114,24 @@ class _OtherRun(InputError):
     """The checkpoint is whole but not of this run, or not of this version."""
 
 
-def _read(path: Path, run_hash: str) -> Checkpoint:
+def _read(path: Path, identity: Identity) -> Checkpoint:
     """The checkpoint, if it and all states that belong to it are whole."""
     data = storage.read_certified(path)
     notes = storage.read_notes(data)
     if notes.get("format") != _FORMAT:  # first: versions also differ in what the hash is made of
         raise _OtherRun(f"{path} was written by another version of unskew; resume with that version, or start again")
-    if notes["run"] != run_hash:
-        raise _OtherRun(f"{path} belongs to run {notes['run']}, but run.toml gives {run_hash}; restore run.toml")
+    if notes["run"] not in {identity.run, *identity.earlier}:
+        raise _OtherRun(f"{path} belongs to run {notes['run']}, but run.toml gives {identity.run}; restore run.toml")
+    if identity.split and notes.get("split", identity.split) != identity.split:
+        raise _OtherRun(f"{path} belongs to another partition than split.json; restore split.json")
+    if not may_be_same(notes.get("data", ""), identity.data):
+        raise _OtherRun(f"{path} was made on other data than the run gets now; restore the data files")
     groups = storage.decode(data)
     states = groups.pop(_STATES)["snapshot"]
     state_file.check(path.parent, states)
     remembered = groups.pop(_REMEMBERED)["snapshot"] if _REMEMBERED in groups else torch.zeros_like(states)
     state_file.check(path.parent, remembered, state_file.SERVER_NAME)
-    return Checkpoint(int(notes["round"]), groups, states, remembered)
+    return Checkpoint(int(notes["round"]), groups, states, remembered, notes.get("rows"), notes.get("client_rows", 0))
 
 
 def _newest_first(folder: Path) -> list[Path]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from unskew.base import storage, tree
 from unskew.base.tree import Groups
-from unskew.runs.state_file import NAME, StateFile
+from unskew.runs.state_file import NAME, StateFile, read_from
 
 _OVERHEAD = 1000
 """Bytes of a tensor beside its numbers, measured: without them a million tiny states would pass for nothing."""
@@ -95,3 +95,20 @@ class StateStore:
         if client in self._dirty:
             self._file.write(client, storage.encode(self._memory[client]))
             self._dirty.discard(client)
+
+
+class SavedStates:
+    """The states of a finished run, read from its folder when they are asked for."""
+
+    def __init__(self, folder: Path, snapshot: Tensor, name: str = NAME) -> None:
+        self._folder, self._snapshot, self._name = folder, snapshot, name
+        self.latest = 0
+
+    def get(self, client: int) -> Groups:
+        """The client's state; empty if it was never visited."""
+        data = read_from(self._folder, self._snapshot, client, self._name)
+        return {} if data is None else storage.decode(data)
+
+    def put(self, client: int, state: Groups, round_: int) -> None:
+        """Refused: the run is over."""
+        raise TypeError("the states of a finished run do not change")

@@ -9,14 +9,16 @@ from pathlib import Path
 from typing import Literal
 
 from unskew.base.errors import InputError
-from unskew.base.registry import construct
+from unskew.base.process import neutral_torch
+from unskew.base.registry import construct, to_table
 from unskew.core.method import Method
 from unskew.data.dataset import Dataset
 from unskew.data.partition.saved import load_partition
 from unskew.data.sources import load
 from unskew.runs import building, engine
-from unskew.runs.config import Run
+from unskew.runs.config import Run, read_file
 from unskew.runs.folder import Row, RunFolder
+from unskew.runs.summary import read_finished
 
 log = logging.getLogger(__name__)
 Metric = Literal["last", "last_k", "last_10_percent", "best_on_validation", "best_on_test"]
@@ -32,12 +34,15 @@ class CellResult:
     summary: Row
     rounds: list[Row]
     reused: bool
+    output: str = ""
+    """Which model is the method's product, as it declares."""
 
 
 Announce = Callable[[Run, int, int], engine.Watch | None]
 """Called before each cell with its run, number and the number of all cells; gives who watches its rounds."""
 
 
+@neutral_torch()
 def compare(
     base: Run,
     methods: Sequence[Method],
@@ -59,11 +64,31 @@ def compare(
         building.check_method(run)
     runs = [run.resolve(building.prepare_data(run, dataset=loaded)) for run in wanted]
     cells: list[CellResult] = []
+    out = out.absolute()  # a slot may change the current folder
     for run in runs:
         watch = announce(run, len(cells) + 1, len(runs)) if announce else None
         path = out / "runs" / f"{run.method.name}-seed{run.seed}-{run.hash}"
         cells.append(_run_cell(run, path, loaded, watch))
+        _check_split(cells)
     return cells
+
+
+def _check_split(cells: Sequence[CellResult]) -> None:
+    """All methods of a seed must have had the same federation."""
+    newest = cells[-1]
+    for cell in cells[:-1]:
+        one, other = cell.summary.get("split_hash"), newest.summary.get("split_hash")
+        if cell.seed == newest.seed and one and other and one != other:
+            raise InputError(
+                f"{newest.folder.name} and {cell.folder.name} of seed {cell.seed} have different splits, so that they "
+                "cannot be compared; choose another --out"
+            )
+
+
+def check_folder(out: Path) -> None:
+    """Refuses a file in the place of a comparison's folder."""
+    if out.exists() and not out.is_dir():
+        raise InputError(f"{out} is a file; choose another --out, a folder")
 
 
 def _run_cell(run: Run, path: Path, data: Dataset, watch: engine.Watch | None) -> CellResult:
@@ -72,24 +97,42 @@ def _run_cell(run: Run, path: Path, data: Dataset, watch: engine.Watch | None) -
     if begun:
         _warn_unmeasured(run, path)
     if reused:
+        _check_run(run, path)
         _check_data(run, folder, building.prepare_data(run, dataset=data))
     elif begun:
-        engine.resume(path, dataset=data, watch=watch, model=run.model)
+        engine.resume(path, dataset=data, watch=watch, known=run)
     else:
         folder.check_free()  # before anything takes time
         engine.start(building.prepare_resolved(run, building.prepare_data(run, dataset=data)), path, watch=watch)
     rows = [row for _, row in sorted(folder.rounds().items())]
-    return CellResult(str(run.method), run.seed, path, folder.summary(), rows, reused)
+    return CellResult(str(run.method), run.seed, folder.place, read_finished(folder), rows, reused, run.method.output)
+
+
+def _check_run(run: Run, path: Path) -> None:
+    """A finished cell must be of the run that its folder is named for, or of one that went on with changed code."""
+    folder, found = RunFolder.open(path, known=run)
+    written = folder.summary().get("run")
+    for name, fits, hash_ in (
+        ("run.toml", run.hash in found.hashes, found.hash),
+        ("summary.json", written == found.hash, written),
+    ):
+        if not fits:
+            raise InputError(f"{path / name} is of run {hash_}, not of {run.hash}; restore it, or choose another --out")
+    for change in found.code_changes:
+        log.warning("%s went on with changed code after round %d; the table says so", path, change["round"])
 
 
 def _check_data(run: Run, folder: RunFolder, data: Dataset) -> None:
-    if not load_partition(folder.split, data).fits(data):
+    saved = load_partition(folder.split, data)
+    if not saved.fits(data):
         raise InputError(f"{folder.path} was run on other data than '{run.data}' gives now; choose another --out")
+    if run.split.name == "file" and building.cut(run, data).hash != saved.hash:
+        raise InputError(f"{folder.path} was run with another partition than {run.split} is now; choose another --out")
 
 
 def _warn_unmeasured(run: Run, path: Path) -> None:
     """Measures change no result, so an existing run counts; what it did not measure stays unmeasured."""
-    begun = [str(measure) for measure in RunFolder.open(path)[1].measure]
-    missing = [str(measure) for measure in run.measure if str(measure) not in begun]
+    begun = read_file(path / "run.toml").get("measure", [])  # not built: they may be of a plugin that is gone
+    missing = [str(measure) for measure in run.measure if to_table(measure) not in begun]
     if missing:
         log.warning("%s was begun without measure %s; to have it, choose another --out", path, ", ".join(missing))

@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
+import difflib
 import hashlib
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import tomli_w
+from typing_extensions import NotRequired, TypedDict
 
 import unskew.methods
 import unskew.terms
 import unskew.wire  # noqa: F401 - these imports register what is in the rooms
+from unskew.base import plugins, user_code
 from unskew.base.errors import InputError
-from unskew.base.plugins import load_plugin
 from unskew.base.registry import Component, Registry, component_fields, construct, nearest, param, to_table
 from unskew.base.text import Table, parse, split_list
+from unskew.core.checks.faults import naming
 from unskew.core.method import Method, methods
+from unskew.core.term import check_terms
+from unskew.core.tolerance import USUAL, find_tolerance
 from unskew.data.dataset import Dataset
 from unskew.data.partition.splits import Split, splits
 from unskew.data.sources.base import Source, sources
 from unskew.data.transforms import Augment, transforms
 from unskew.measures.base import Measure, build_all
-from unskew.models.base import Architecture, architectures
+from unskew.models.base import Architecture, architectures, build
 from unskew.runs import rules
 from unskew.runs.sections import Evaluation, Execution, Local, section
 from unskew.wire.base import Processor, processors
@@ -35,6 +39,17 @@ if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
+
+
+class CodeChange(TypedDict):
+    """The user went on with changed code."""
+
+    round: int
+    """The last round that the earlier code ran."""
+    code: dict[str, str]
+    """The earlier code."""
+    run: NotRequired[str]
+    """The hash that the run had, where the options of its parts changed with the code."""
 
 
 @section
@@ -67,12 +82,23 @@ class Run(Component):
         default=(), doc="what happens to replies on their way, such as clip(norm=1.0),quantise(bits=8) (see `wire`)"
     )
     plugins: tuple[str, ...] = param(default=(), doc="Python files or modules to import first, for what they register")
+    code: dict[str, str] = param(default={}, doc="hashes of the user's code that the run uses; found, never believed")
+    code_changes: tuple[CodeChange, ...] = param(default=(), doc="where the run went on with changed code")
+    begun_in: str = param(default="", doc="the folder from which relative places of the user's code are found")
 
     @property
     def hash(self) -> str:
         """Names a resolved run: equal for runs that must give equal results."""
-        table = to_table(self)
-        del table["plugins"]  # where code is stored is not what it does
+        return self.hash_with({})
+
+    def hash_with(self, parts: Mapping[str, Any]) -> str:
+        """The same with the tables of these parts (method, model …) in the place of its own."""
+        table = {**to_table(self), **parts}
+        del table["plugins"], table["begun_in"]  # where code is stored is not what it does
+        changes = table.pop("code_changes")
+        table["code"] = [sorted(code.values()) for code in (*(change["code"] for change in changes), self.code)]
+        if not any(table["code"]):
+            del table["code"]
         del table["measure"]  # measuring changes no result
         if not self.stragglers:  # off: the same run as before this option existed
             del table["stragglers"], table["straggler_online"]
@@ -80,6 +106,20 @@ class Run(Component):
             del table["wire"]
         table["execution"] = self.execution.rounding
         return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:12]
+
+    @property
+    def hashes(self) -> set[str]:
+        """The hash, and those from before the user went on with changed code: checkpoints may have either."""
+        earlier = (
+            dataclasses.replace(self, code=change["code"], code_changes=self.code_changes[:number])
+            for number, change in enumerate(self.code_changes)
+        )
+        written = (change["run"] for change in self.code_changes if "run" in change)
+        return {self.hash, *(run.hash for run in earlier), *written}
+
+    def find_code(self) -> dict[str, str]:
+        """Hashes of the user's code that the results depend on, by readable names."""
+        return user_code.find((self.method, self.data, self.model, self.split, self.augment, *self.wire))
 
     def resolve(self, data: Dataset) -> Run:
         """The run with all that its results depend on filled in, from the data or by a rule; refuses a misfit."""
@@ -101,15 +141,23 @@ class Run(Component):
         self.execution.check()
         clients = self.clients or self.split.fixed_clients(data) or 20
         model = self.model or default_model(data.shape)
-        execution = rules.fix_execution(
-            self.execution,
-            build=lambda: model.build(data.shape, data.num_classes),
-            shape=data.shape,
-            batch=min(self.local.batch, len(data.train)),
-            cohort=cohort_size(self.sample, clients),
-            stackable=self.method.stackable,
-        )
-        return dataclasses.replace(self, clients=clients, model=model, execution=execution)
+        with naming(0, "the model", foreign=True):
+            execution = rules.fix_execution(
+                self.execution,
+                build=lambda: build(model, data.shape, data.num_classes),
+                shape=data.shape,
+                batch=min(self.local.batch, len(data.train)),
+                cohort=cohort_size(self.sample, clients),
+                stackable=self.execution.executor == "auto" and self._may_be_stacked(),
+            )
+        code = self.find_code()
+        own: Table = {"code": code, "code_changes": (), "begun_in": str(Path.cwd()) if code or self.plugins else ""}
+        return dataclasses.replace(self, clients=clients, model=model, execution=execution, **own)
+
+    def _may_be_stacked(self) -> bool:
+        """Whether `auto` may choose `stacked`: nothing in the run takes it further from `serial` than usual."""
+        check_terms(self.method)
+        return self.method.stackable and find_tolerance(self.method, self.wire) <= USUAL
 
     @property
     def title(self) -> str:
@@ -117,9 +165,26 @@ class Run(Component):
         return f"{self.method.name}-{self.data.name}-{self.hash}"
 
     def to_toml(self) -> str:
-        """The resolved run as a TOML file."""
-        table = to_table(self)
-        return tomli_w.dumps({key: _without_names(value) for key, value in table.items() if key != "name"})
+        """The resolved run as a TOML file; its first line says which run it is, to notice edits."""
+        table = {
+            key: value for key, value in to_table(self).items() if key != "name" and (value or key not in RECORDED)
+        }
+        return _FIRST_LINE.format(self.hash) + tomli_w.dumps({k: _without_name(k, value) for k, value in table.items()})
+
+
+RECORDED = ("code", "code_changes", "begun_in")
+"""What a run writes down of itself; in a run file it means nothing."""
+_FIRST_LINE = "# run {}; to change an option, copy this file and start another run\n"
+
+
+def read_written_hash(path: Path) -> str | None:
+    """The hash that a run.toml had when it was written; None if it does not say."""
+    try:
+        with path.open(encoding="utf-8") as lines:
+            word = lines.readline().removeprefix("# run ").partition(";")[0]
+    except (OSError, UnicodeDecodeError):
+        return None
+    return word if len(word) == 12 and word.isalnum() else None
 
 
 def cohort_size(share: float, clients: int) -> int:
@@ -137,22 +202,25 @@ def default_model(shape: tuple[int, ...]) -> Architecture:
 SECTIONS: dict[str, type[Component]] = {"local": Local, "evaluation": Evaluation, "execution": Execution}
 
 
-def _without_names(value: Any) -> Any:
-    """A section is named by its place in the file."""
-    if isinstance(value, dict) and value.get("name") in SECTIONS:
+def _without_name(key: str, value: Any) -> Any:
+    """A section is named by its place in the file; a method may be called as a section is."""
+    if key in SECTIONS:
         return {key: item for key, item in value.items() if key != "name"}
     return value
 
 
-def from_table(table: Mapping[str, Any]) -> Run:
-    """A run from nested tables; unknown keys are errors that name the nearest ones."""
-    load_plugins(table)
+def from_table(table: Mapping[str, Any], *, fresh: bool = True) -> Run:
+    """A run from nested tables; unknown keys are errors that name the nearest ones.
+
+    User code that was edited since it was loaded is loaded anew, unless `fresh` is false.
+    """
+    load_plugins(table, fresh=fresh)
     registries: dict[str, Registry[Any]] = component_fields(Run)
     names = [field.name for field in dataclasses.fields(Run)]
     values: Table = {}
     for key, value in table.items():
         if key not in names:
-            raise InputError(f"a run has no option '{key}'; {nearest(key, names)}")
+            raise InputError(f"a run has no option '{key}'; {suggest(key, names)}")
         if key in SECTIONS:
             values[key] = _section(key, value)
         elif key == "measure":
@@ -165,9 +233,34 @@ def from_table(table: Mapping[str, Any]) -> Run:
                     f'{key}: expected a name such as "{next(iter(registries[key]))}" or a table, got {value!r}'
                 )
             values[key] = registries[key].build(value)
+        elif key == "plugins":
+            values[key] = tuple(
+                str(plugins.find_file(place) or place) if plugins.is_file(place) else place for place in value
+            )
         else:
             values[key] = value
     return construct(Run, values)
+
+
+def find_path(name: str) -> str | None:
+    """The path of a section's option of this name."""
+    return next((path for path, last in _list_paths().items() if last == name), None)
+
+
+def _list_paths() -> dict[str, str]:
+    return {f"{key}.{field.name}": field.name for key, own in SECTIONS.items() for field in dataclasses.fields(own)}
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """What may be meant by an option that there is not: one of a section, by its path, or one of these."""
+    if meant := find_path(name):
+        return f'it is {meant}: in Python **{{"{meant}": ...}}, on the command line --set {meant}=...'
+    offered = [word for word in known if word not in RECORDED]
+    if "." in name:
+        return nearest(name, [*offered, *_list_paths()])
+    near = difflib.get_close_matches(name, [*offered, *_list_paths().values()], n=3, cutoff=0.6)
+    found = [word if word in offered else find_path(word) or word for word in near]
+    return f"did you mean {' or '.join(dict.fromkeys(found))}?" if found else nearest(name, offered)
 
 
 def read_measures(value: Any) -> tuple[Measure, ...]:
@@ -188,13 +281,15 @@ def _read_list(key: str, example: str, value: Any) -> list[Any]:
     return list(given)
 
 
-def load_plugins(table: Mapping[str, Any]) -> None:
-    """Imports the files that a run's table names, for what they register."""
+def load_plugins(table: Mapping[str, Any], *, fresh: bool = True) -> None:
+    """Imports the files that a run's table names, for what they register; anew if they were edited."""
     paths = table.get("plugins", ())
     if not isinstance(paths, (list, tuple)) or not all(isinstance(path, str) and path for path in paths):
         raise InputError(f'plugins: expected a list of Python files or modules, such as ["mine.py"], got {paths!r}')
+    if fresh:
+        plugins.forget_edited()
     for path in paths:
-        load_plugin(path)
+        plugins.load_plugin(path)
 
 
 def _section(key: str, value: Any) -> Component:
@@ -224,7 +319,7 @@ def read_file(path: Path) -> Table:
 
 def override(table: Mapping[str, Any], path: str, value: Any) -> Table:
     """The table with one value set by its path, such as `method.inner.mu`; text of a component is opened first."""
-    result = copy.deepcopy(dict(table))
+    result: Table = _copy_tables(dict(table))
     registries = component_fields(Run)
     place: Any = result
     *above, last = path.split(".")
@@ -244,6 +339,13 @@ def override(table: Mapping[str, Any], path: str, value: Any) -> Table:
         place = inside
     place[last] = value
     return result
+
+
+def _copy_tables(value: Any) -> Any:
+    """Tables and lists anew, to change them; what is in them stays what it is."""
+    if isinstance(value, dict):
+        return {key: _copy_tables(each) for key, each in value.items()}
+    return [_copy_tables(each) for each in value] if isinstance(value, list) else value
 
 
 def read_assignment(text: str) -> tuple[str, Any]:

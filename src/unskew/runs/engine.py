@@ -4,38 +4,40 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import time
-from collections.abc import Callable
-from contextlib import closing, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
-
-import torch
+from typing import cast
 
 from unskew.base import storage
-from unskew.base.errors import ClientError, InputError
+from unskew.base.errors import InputError, SlotError
 from unskew.base.json_text import to_json
 from unskew.base.process import prepare_process
 from unskew.base.tree import Groups
+from unskew.core.checks.asking import ask_server
+from unskew.core.checks.faults import is_spoilt, naming
 from unskew.core.jobs import Executor
-from unskew.core.observer import Observer, as_observer
+from unskew.core.observer import Observer, as_observer, show_row
 from unskew.core.profile import Profile, charge_each, open_part
-from unskew.core.round_loop import Round, rounds
+from unskew.core.round_loop import Round, find_failure, rounds
 from unskew.core.task import Task
 from unskew.data.dataset import Dataset
 from unskew.data.files.download import Progress
 from unskew.measures.recorder import Recorder
 from unskew.models.base import Architecture, Model
 from unskew.runs import checkpoint, rules
-from unskew.runs.building import Prepared, build_model, make_executor, prepare
+from unskew.runs.building import Prepared, make_executor, prepare
 from unskew.runs.calibration import settle
-from unskew.runs.client_store import StateStore
-from unskew.runs.config import Run
+from unskew.runs.client_store import SavedStates, StateStore
+from unskew.runs.config import RECORDED, CodeChange, Run
 from unskew.runs.evaluation import evaluate_clients, evaluate_global
 from unskew.runs.folder import Row, RunFolder
-from unskew.runs.state_file import SERVER_NAME
-from unskew.runs.summary import summarise
+from unskew.runs.models import Models, find_unused
+from unskew.runs.state_file import NAME, SERVER_NAME
+from unskew.runs.summary import check_summary, read_finished, summarise
 
 log = logging.getLogger(__name__)
 Watch = Callable[[Row], None] | Observer
@@ -53,23 +55,25 @@ class Result:
     published: Groups
     """The global model as anyone may have it: groups `model` and `buffers`."""
     folder: Path | None
-    _build: Callable[[], Model] = field(repr=False)
+    _models: Models = field(repr=False)
 
     @property
     def accuracy(self) -> float:
         """The global model's accuracy after the last round; a personal method's pooled accuracy over clients."""
         return float(self.summary["accuracy"]["last"])
 
+    @property
+    def diverged(self) -> bool:
+        """Whether the run met numbers that are not finite; `summary["diverged_in"]` is the first such round."""
+        return bool(self.summary["diverged"])
+
     def model(self) -> Model:
-        """The final global model, ready to use."""
-        model = self._build()
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                parameter.copy_(self.published["model"][name])
-            for name, buffer in model.named_buffers():
-                if name in self.published["buffers"]:
-                    buffer.copy_(self.published["buffers"][name])
-        return model.eval()
+        """The final global model, ready to use; refused where every client has a model of its own."""
+        return self._models.build_global()
+
+    def client_model(self, client: int) -> Model:
+        """The model that this client would use now, ready to use: its own, or the global one if the method has none."""
+        return self._models.build_own(client)
 
 
 def run(
@@ -88,20 +92,26 @@ def run(
     """
     if out is not None:
         RunFolder(Path(out)).check_free()  # before anything takes time
-    return start(prepare(config, data_dir, dataset, download), out, watch=watch, profile=profile)
+    with prepare_process(config.execution.threads):
+        return start(prepare(config, data_dir, dataset, download), out, watch=watch, profile=profile)
 
 
 def start(
     prepared: Prepared, out: Path | str | None = None, *, watch: Watch | None = None, profile: Profile | None = None
 ) -> Result:
     """Runs what was prepared, as `run` does."""
-    task = prepared.task
-    config = settle(prepared.config, task)
-    server = _try_server(config, task)
-    folder = RunFolder.create(Path(out), config) if out is not None else None
-    if folder is not None:
-        task.federation.partition.save(folder.split)
-    return _Loop(config, replace(task, profile=profile), folder, watch).run(server)
+    folder = RunFolder(Path(out)) if out is not None else None  # now: a slot may change the current folder
+    with prepare_process(prepared.config.execution.threads):
+        task = prepared.task
+        config = settle(prepared.config, task)
+        server = _try_server(config, task)
+        task = replace(task, profile=profile)
+        if folder is None:
+            return _Loop(config, task, None, watch).run(server)
+        folder.create(config)
+        with folder.lock():
+            task.federation.partition.save(folder.split)
+            return _Loop(config, task, folder, watch).run(server)
 
 
 def resume(
@@ -112,20 +122,64 @@ def resume(
     watch: Watch | None = None,
     executor: str | None = None,
     model: Architecture | None = None,
+    accept_changed_code: bool = False,
+    known: Run | None = None,
 ) -> Result:
-    """Continues an interrupted run bit for bit from its newest whole checkpoint."""
-    folder, config = RunFolder.open(Path(path))
+    """Continues an interrupted run bit for bit from its newest whole checkpoint.
+
+    If the user's code changed it refuses, or goes on and records it (`accept_changed_code`). `known`: the run, if the
+    caller has it already.
+    """
+    folder, config = RunFolder.open(Path(path), known, accept_changed_code)
+    if folder.finished:
+        check_summary(config, read_finished(folder), folder.path)
     if model is not None:
-        config = replace(config, model=model)
+        config = _give_model(config, model, folder)
     if executor is not None:
         config = _change_executor(config, executor, folder)
-    has_split = folder.split.exists()
-    prepared = prepare(config, data_dir, dataset, saved_split=folder.split if has_split else None)
-    task = prepared.task
-    if not has_split:
-        task.federation.partition.save(folder.split)
-    folder.drop_torn_lines()
-    return _Loop(settle(prepared.config, task), task, folder, watch).run()
+    config = _compare_code(config, known.code if known else config.find_code(), folder, accept_changed_code)
+    with prepare_process(config.execution.threads), folder.lock():
+        has_split = folder.split.exists()
+        prepared = prepare(config, data_dir, dataset, saved_split=folder.split if has_split else None)
+        task = prepared.task
+        if not has_split:
+            task.federation.partition.save(folder.split)
+        folder.drop_torn_lines()
+        recorded = {key: getattr(config, key) for key in RECORDED}
+        return _Loop(replace(settle(prepared.config, task), **recorded), task, folder, watch).run()
+
+
+def _give_model(config: Run, model: Architecture, folder: RunFolder) -> Run:
+    """The run with the model that a Python program hands over; any other than it began with is refused."""
+    given = replace(config, model=model)
+    if given.hash != config.hash:
+        raise InputError(
+            f"{folder.path} was begun with the model {config.model}, got {model}; hand over the module it began with"
+        )
+    return given
+
+
+def _compare_code(config: Run, now: dict[str, str], folder: RunFolder, accept: bool) -> Run:
+    """The run with the user's code as it is now; refuses code that changed, unless that is accepted."""
+    if sorted(now.values()) == sorted(config.code.values()):
+        return config
+    if not config.code:
+        log.warning(
+            "%s was begun by a version that recorded no code; %s is taken to be unchanged", folder.path, ", ".join(now)
+        )
+        return config
+    names = ", ".join(name for name in {**config.code, **now} if config.code.get(name) != now.get(name))
+    if not accept:
+        raise InputError(
+            f"{folder.path}: the code in {names} changed since the run was begun; restore it, or go on with "
+            "--accept-changed-code (in Python accept_changed_code=True), which is recorded"
+        )
+    log.warning("%s goes on with changed code: %s; run.toml and summary.json say so", folder.path, names)
+    earlier = CodeChange(round=config.rounds, code=config.code)  # the round is known when the checkpoint is
+    written = folder.written_hash
+    if written is not None and written != config.hash:
+        earlier["run"] = written
+    return replace(config, code=now, code_changes=(*config.code_changes, earlier))
 
 
 def _change_executor(config: Run, executor: str, folder: RunFolder) -> Run:
@@ -144,14 +198,18 @@ def _change_executor(config: Run, executor: str, folder: RunFolder) -> Run:
 def _make_server(config: Run, task: Task) -> Groups:
     """The server's state before the first round."""
     with prepare_process(config.execution.threads), task.device.set_tf32():
-        return task.method.init(task.server_context(0))
+        s = task.server_context(0)
+        server: Groups = ask_server(task, "init", s)
+    if failure := find_failure(task, "init", server, s):
+        raise InputError(f"{failure}, so there is nothing to train; look at the model's weights and at that slot")
+    return server
 
 
-def _try_server(config: Run, task: Task) -> Groups | None:
+def _try_server(config: Run, task: Task, always: bool = False) -> Groups | None:
     """The same before there is a folder: what a method refuses leaves none. None: it must be made again in the run."""
     with closing(StateStore(limit=config.execution.state_memory << 20)) as trial:
         server = _make_server(config, replace(task, server_store=trial))
-        return server if trial.is_empty else None  # what it put belongs into the run's own store
+        return server if trial.is_empty or always else None  # what it put belongs into the run's own store
 
 
 class _Loop:
@@ -170,39 +228,61 @@ class _Loop:
         self.known_clients: dict[tuple[int, int, bool], Row] = {}
         self.rows: dict[int, Row] = {}
         self.saved, self.saved_at = 0, time.monotonic()
+        self.unwritten = False
+        """Whether the code changed and run.toml does not say so yet."""
+        self.whole = Round(0, {}, {})
+        """The newest round whose row is written."""
 
     def run(self, server: Groups | None = None) -> Result:
         """Runs all rounds; `server` is the initial state, made here if it is not given and there is no checkpoint."""
-        lock = self.folder.lock() if self.folder else nullcontext()
-        with lock, prepare_process(self.config.execution.threads), self.task.device.set_tf32():
+        result = None
+        with prepare_process(self.config.execution.threads), self.task.device.set_tf32():
             executor = make_executor(self.config, self.task)
             try:
                 with open_part(self.task.profile, "rest"):
-                    return self._finish(self._run_rounds(executor, server))
+                    result = self._finish(self._run_rounds(executor, server))
+            except SlotError as error:
+                error.folder = str(self.folder.path) if self.folder else ""
+                raise
             finally:
                 executor.close()
-                self.store.close()
-                self.remembered.close()
+                if self.folder or result is None:  # else the result's client_model still asks for the states
+                    self.store.close()
+                    self.remembered.close()
                 if self.folder:
                     self.folder.close()
+        return result
 
     def _run_rounds(self, executor: Executor, server: Groups | None) -> Groups:
         server, done = self._begin(executor, server)
         last = self.config.rounds
-        current = Round(done, server, {})
+        self.whole = Round(done, server, self.rows[done])
+        if "stopped" in self.whole.record:
+            return server
         try:
-            played = rounds(self.task, executor, self.store, server, done + 1, last)
+            played = self._play(rounds(self.task, executor, self.store, server, done + 1, last), done + 1)
             for current in charge_each(self.task.profile, "server", played):
                 self._record(current, executor)
-                if current.number == last or self._due(current.number):
+                if current.failed or current.number == last or self._due(current.number):
                     self._save(current)
-        except (KeyboardInterrupt, InputError, ClientError):
+        except BaseException as error:
             # the finished rounds are worth keeping, unless somebody already remembers one that is only half done
             newest = max(self.store.latest, self.remembered.latest)
-            if current.number > self.saved and current.number in self.rows and newest <= current.number:
-                self._save(current)
+            spoilt = getattr(error, "spoilt", False) or is_spoilt(error)
+            if newest <= self.whole.number > self.saved and not spoilt:
+                self._save(self.whole)
             raise
-        return current.server
+        return self.whole.server
+
+    @staticmethod
+    def _play(played: Iterator[Round], first: int) -> Iterator[Round]:
+        """The rounds from the first on; what fails in a reducer or a wire processor is named with its round."""
+        for number in itertools.count(first):
+            with naming(number):
+                done = next(played, None)
+            if done is None:
+                return
+            yield done
 
     def _begin(self, executor: Executor, server: Groups | None) -> tuple[Groups, int]:
         """The server's state to continue from, and its round."""
@@ -211,16 +291,51 @@ class _Loop:
             after = found.round if found else -1
             rows = (row for row in self.folder.client_rows() if row["round"] > after)
             self.known_clients = {_key(row): row for row in rows}
+            if found is not None and found.rows is not None:
+                self.folder.check_client_rows(found.client_rows, found.round)
         if found is not None:
             self.store.restore(found.states)
             self.remembered.restore(found.remembered)
             self.rows = {number: row for number, row in self.known.items() if number <= found.round}
             self.saved = found.round
+            self._check_shapes(found)
             log.info("resuming after round %d", found.round)
+            self._go_on_from(found.round)
             return found.server, found.round
+        self._go_on_from(0)
         server = server if server is not None else _make_server(self.config, self.task)
         self._record(Round(0, server, {"round": 0}), executor)
         return server, 0
+
+    def _go_on_from(self, done: int) -> None:
+        """Makes run.toml say what is used from here on; rounds that are run again are run by the newest code."""
+        changes = tuple(cast("CodeChange", {**c, "round": min(c["round"], done)}) for c in self.config.code_changes)
+        self.config = replace(self.config, code_changes=changes)
+        self.unwritten = self.folder is not None and self.folder.written_hash not in (None, self.config.hash)
+        if self.folder and not self.unwritten:
+            self.folder.update(self.config)
+
+    def _write_changes(self) -> None:
+        """Makes run.toml say that the code changed: with its first checkpoint, as it may fail at once."""
+        if self.folder and self.unwritten:
+            self.folder.update(self.config)
+            self.unwritten = False
+
+    def _check_shapes(self, found: checkpoint.Checkpoint) -> None:
+        """Refuses a checkpoint of another network than the changed code builds."""
+        assert self.folder is not None
+        if self.folder.written_hash in (None, self.config.hash):
+            return
+        fresh = _try_server(self.config, self.task, always=True) or {}
+        for group in found.server.keys() & fresh.keys() & {"model", "buffers"}:
+            old, new = found.server[group], fresh[group]
+            for name in sorted(old.keys() | new.keys()):
+                before, now = (list(own[name].shape) if name in own else None for own in (old, new))
+                if before != now:
+                    raise InputError(
+                        f"{self.folder.path}: its checkpoint holds '{name}' of shape {before or 'none'}, the changed "
+                        f"code's model now has {now or 'none'}; restore the code, or start another run"
+                    )
 
     def _checkpoint(self) -> checkpoint.Checkpoint | None:
         """Where to resume: rounds whose rows were lost are run again."""
@@ -229,7 +344,16 @@ class _Loop:
         unbroken = next(number for number in itertools.count() if number not in self.known) - 1
         if self.known and unbroken < max(self.known):
             log.warning("rounds.jsonl lacks round %d; resuming from before it", unbroken + 1)
-        return checkpoint.load_newest(self.folder.checkpoints, self.config.hash, unbroken)
+        found = checkpoint.load_newest(self.folder.checkpoints, self._identity, unbroken)
+        if found is not None and found.rows is not None:
+            self.folder.check_rows(found.rows, found.round)
+        return found
+
+    @property
+    def _identity(self) -> checkpoint.Identity:
+        """What a checkpoint must belong to."""
+        partition = self.task.federation.partition
+        return checkpoint.Identity(self.config.hash, frozenset(self.config.hashes), partition.hash, partition.data)
 
     def _record(self, done: Round, executor: Executor) -> None:
         row = done.record
@@ -238,29 +362,45 @@ class _Loop:
             figures, client_rows = self._evaluate(done, executor)
             row |= figures
             row.setdefault("seconds", {})["evaluate"] = time.perf_counter() - began
-            self.recorder.record(done, self.rows)
+            if done.number and not _are_finite([figures, *client_rows]):
+                row["diverged"] = True
+            with naming(done.number, "a measure"):
+                self.recorder.record(done, self.rows)
         self._warn(row)
         if self.folder:
             if not _same(self.known.get(done.number), row):
                 self.folder.append("rounds.jsonl", [row])
             fresh = [r for r in (*done.clients, *client_rows) if not _same(self.known_clients.get(_key(r)), r)]
             self.folder.append("clients.jsonl", fresh)
-        self.rows[done.number] = row
-        for observer in self.task.observers:
-            observer.finished(row)
+        self.rows[done.number], self.whole = row, done
+        with naming(done.number, "an observer"):
+            for observer in self.task.observers:
+                show_row(observer, row)
 
     def _warn(self, row: Row) -> None:
-        """Says once that clients are left out, and once that all were; the rows name them every time."""
-        for what, text in (
-            ("excluded", "clients {excluded} sent NaN or infinite values and are left out"),
-            ("diverged", "no client sent finite numbers, so the model stays as it is: the run diverged; lower lr"),
-        ):
-            if row.get(what) and not any(earlier.get(what) for earlier in self.rows.values()):
-                log.warning("round %d: %s (later rounds only in rounds.jsonl)", row["round"], text.format(**row))
+        """Says once that clients are left out, and once that the run diverged; the rows say it every time."""
+        number, earlier = row["round"], self.rows.values()
+        faults = ", ".join(dict.fromkeys(row.get("faults", {}).values()))
+        if row.get("excluded") and not any(known.get("excluded") for known in earlier):
+            left_out = f"clients {row['excluded']} sent {faults}, and are left out"
+            log.warning("round %d: %s (later rounds only in rounds.jsonl)", number, left_out)
+        if "stopped" in row:
+            log.warning(
+                "round %d: %s: the run diverged and stops here, with the state before this round; lower lr, or look at "
+                "that slot", number, row["stopped"],
+            )  # fmt: skip
+        elif row.get("diverged") and not any(known.get("diverged") for known in earlier):
+            nobody = row["excluded"] and not any(
+                client not in row["excluded"] + row["dropped"] for client in row["clients"]
+            )
+            unused = "no client's reply could be used, so the model stays as it is"
+            why = unused if nobody else "a loss in the tests is not finite"
+            remedy = "lower lr" if not faults or "NaN" in faults else "look at the method's weight(c, params)"
+            log.warning("round %d: %s: the run diverged; %s (later rounds only in rounds.jsonl)", number, why, remedy)
 
     def _evaluate(self, done: Round, executor: Executor) -> tuple[Row, list[Row]]:
         wanted, number, method = self.config.evaluation, done.number, self.task.method
-        final = number == self.config.rounds
+        final = number == self.config.rounds or bool(done.failed)
         figures: Row = {}
         client_rows: list[Row] = []
         known = None
@@ -290,30 +430,50 @@ class _Loop:
             return
         try:
             self.folder.sync()
-            about = self.folder.checkpoints, self.config.hash, current.number
-            checkpoint.save(*about, current.server, self.store, self.remembered)
+            self._write_changes()  # before the checkpoint, which is of the run as it is now
+            about = self.folder.checkpoints, self._identity, current.number, self.folder.mark_rows()
+            client_rows = self.folder.measure_client_rows()
+            checkpoint.save(*about, current.server, self.store, self.remembered, client_rows)
         except OSError as error:
             reason = error.strerror or str(error)
             raise InputError(
-                f"cannot write a checkpoint into {self.folder.checkpoints}: {reason}; "
+                f"cannot write a checkpoint into {self.folder.path / 'checkpoint'}: {reason}; "
                 f"make room, then 'unskew resume {self.folder.path}' continues after round {self.saved}"
             ) from None
         self.saved = current.number
 
     def _finish(self, server: Groups) -> Result:
-        rows = list(self.rows.values())
-        summary = {**summarise(self.config, self.task, rows), **self.recorder.summary(rows)}
-        s = self.task.server_context(self.config.rounds, server=server).read_only()
-        published = self.task.method.publish(s, server)
-        if self.folder:
-            about = {"run": self.config.hash, "method": str(self.config.method), "model": str(self.config.model)}
-            constants = self.task.net.constants  # without them the parameters are not the whole model
-            whole = {**published, "constants": self.task.device.to_cpu({"": constants})[""]} if constants else published
-            self.folder.write_model(storage.encode(whole, about))
-            self.folder.write_summary(summary)
-        path = self.folder.path if self.folder else None
-        build = partial(build_model, self.config, self.task.federation.dataset)
-        return Result(self.config, summary, list(self.rows.values()), server, published, path, build)
+        rows, last = list(self.rows.values()), max(self.rows)
+        with naming(last, "a measure"):
+            measured = self.recorder.summary(rows)
+        summary = {**summarise(self.config, self.task, rows), **measured}
+        s = self.task.server_context(last, server=server).read_only()
+        published: Groups = ask_server(self.task, "publish", s, server)
+        if unused := find_unused(self.task, server):
+            summary["unused_parameters"] = unused
+        if self.folder and not self.folder.finished:
+            self._write(summary, published, unused)
+        path = self.folder.place if self.folder else None
+        models = Models(self.config, self._task_afterwards(), self._states_afterwards(NAME), server, published, last)
+        return Result(self.config, summary, rows, server, published, path, models)
+
+    def _write(self, summary: Row, published: Groups, unused: list[str]) -> None:
+        assert self.folder is not None
+        about = {"run": self.config.hash, "method": str(self.config.method), "model": str(self.config.model)}
+        notes = {**about, "unused_parameters": unused} if unused else about
+        constants = self.task.net.constants  # without them the parameters are not the whole model
+        whole = {**published, "constants": self.task.device.to_cpu({"": constants})[""]} if constants else published
+        self._write_changes()
+        self.folder.write_model(storage.encode(whole, notes))
+        self.folder.write_summary(summary)
+
+    def _task_afterwards(self) -> Task:
+        return replace(self.task, server_store=self._states_afterwards(SERVER_NAME), observers=())
+
+    def _states_afterwards(self, name: str) -> StateStore | SavedStates:
+        """What clients remember, or the server of them, for as long as the result lives."""
+        store = self.store if name == NAME else self.remembered
+        return SavedStates(self.folder.checkpoints, store.snapshot(), name) if self.folder else store
 
 
 def _same(old: Row | None, new: Row) -> bool:
@@ -323,3 +483,8 @@ def _same(old: Row | None, new: Row) -> bool:
 
 def _key(row: Row) -> tuple[int, int, bool]:
     return row["round"], row["client"], "accuracy" in row
+
+
+def _are_finite(found: list[Row]) -> bool:
+    """Whether no loss of a test is NaN or infinite."""
+    return all(math.isfinite(row.get("loss", 0.0)) for row in found)

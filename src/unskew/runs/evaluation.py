@@ -10,6 +10,7 @@ from torch import Tensor
 
 from unskew.base import seeds
 from unskew.base.tree import Groups, Tree
+from unskew.core.checks.asking import ask_server
 from unskew.core.jobs import Executor, Job, Kind, StateStore
 from unskew.core.task import Task
 from unskew.measures.accuracy import accuracy_and_loss, class_accuracy, over_clients
@@ -22,7 +23,7 @@ def evaluate_global(
 
     Scores: `right`, whether the model is right about a sample, and `loss`.
     """
-    message = task.method.publish(task.server_context(round_, server=server).read_only(), server)
+    message = ask_server(task, "publish", task.server_context(round_, server=server).read_only(), server)
     labels = _labels(task, kind)
     # parts of fixed size: which executor works on them, and how many workers it has, changes no bit
     starts = range(0, max(1, len(labels) - 1), task.eval_batch)  # a last sample alone would have no batch statistics
@@ -44,7 +45,7 @@ def evaluate_clients(
     """
     chosen = sorted(seeds.sample_cohort(task.seed, 0, task.num_clients, min(limit, task.num_clients)))
     same_model = task.method.output == "global" and task.buffer_policy != "local"
-    if known is not None and same_model and task.federation.local_tests == "proportional":
+    if known is not None and same_model and task.federation.local_tests != "holdout":
         found = _look_up_scores(task, known, chosen)
     else:
         found = _compute_scores(task, executor, store, server, round_, chosen)
@@ -70,8 +71,13 @@ def _look_up_scores(task: Task, known: Tree, clients: list[int]) -> Iterator[tup
 def _compute_scores(
     task: Task, executor: Executor, store: StateStore, server: Groups, round_: int, clients: list[int]
 ) -> Iterator[tuple[int, Tree]]:
-    s, size = task.server_context(round_, server=server).read_only(), task.federation.size
-    jobs = (Job("personal", round_, k, task.method.download(s, server, k), store.get(k), size=size(k)) for k in clients)
+    s, size = task.server_context(round_, server=server).for_tests(), task.federation.size
+
+    def message(client: int) -> Groups:
+        sent: Groups = ask_server(task, "download", s, server, client, client=client)
+        return sent
+
+    jobs = (Job("personal", round_, k, message(k), store.get(k), size=size(k)) for k in clients)
     for reply in executor.run(jobs):
         yield reply.client, reply.groups["score"]
 

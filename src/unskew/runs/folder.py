@@ -14,21 +14,40 @@ Rows are only ever appended; where a round was run again after a crash with anot
 from __future__ import annotations
 
 import contextlib
+import errno
+import hashlib
 import json
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from unskew.base import storage
+from unskew.base import plugins, storage
 from unskew.base.errors import InputError
 from unskew.base.json_text import to_json
-from unskew.runs.config import Run, from_table, read_file
+from unskew.base.registry import to_table
+from unskew.runs.config import Run, from_table, read_file, read_written_hash
 
+log = logging.getLogger(__name__)
 Row = dict[str, Any]
 SUMMARY = {"method", "data", "rounds", "accuracy", "personal", "loss", "bytes_up", "bytes_down", "seconds", "diverged"}
 """What every summary.json holds, at least."""
+KNOWN = ("plugins", "method", "data", "model", "split", "augment", "wire")
+"""What the user's code may be in, and what a program may hand over: taken from a run that is known."""
+
+
+class EditedRun(InputError):
+    """The run.toml of a folder is not the one that was written there."""
+
+
+class ChangedOptions(InputError):
+    """The run.toml is as it was written, but the user's code has other options by now."""
+
+
+_at_work: set[tuple[int, Path]] = set()
+"""Folders that runs of this process are working on, by the process's number: a forked one works on none of them."""
 
 
 class RunFolder:
@@ -36,27 +55,27 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.checkpoints = path / "checkpoint"
-        self.split = path / "split.json"
+        """As the user gave it, for messages."""
+        self.place = path.absolute()
+        """The same, wherever the process goes meanwhile."""
+        self.checkpoints = self.place / "checkpoint"
+        self.split = self.place / "split.json"
         self._open: dict[str, int] = {}
 
-    @classmethod
-    def create(cls, path: Path, run: Run) -> RunFolder:
-        """A new folder that holds the resolved run; a folder with anything in it is refused."""
-        folder = cls(path)
-        folder.check_free()
+    def create(self, run: Run) -> None:
+        """Makes a new folder that holds the resolved run; a folder with anything in it is refused."""
+        self.check_free()
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            self.place.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             reason = error.strerror or error
-            raise InputError(f"cannot create the run folder {path}: {reason}; choose another --out") from None
-        folder._write("run.toml", run.to_toml().encode())
-        return folder
+            raise InputError(f"cannot create the run folder {self.path}: {reason}; choose another --out") from None
+        self._write("run.toml", run.to_toml().encode())
 
     def check_free(self) -> None:
         """Refuses a folder with anything in it."""
         try:
-            taken = self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir()))
+            taken = self.place.exists() and (not self.place.is_dir() or any(self.place.iterdir()))
         except OSError as error:
             reason = error.strerror or error
             raise InputError(f"cannot use the run folder {self.path}: {reason}; choose another --out") from None
@@ -64,41 +83,130 @@ class RunFolder:
             raise InputError(f"{self.path} is there already and {self._what_it_holds()}; nothing was changed")
 
     def _what_it_holds(self) -> str:
-        if not self.path.is_dir():
+        if not self.place.is_dir():
             return "is a file; choose another --out"
-        if (self.path / "summary.json").exists():
+        if (self.place / "summary.json").exists():
             return "holds a finished run; choose another --out"
-        if (self.path / "run.toml").exists():
+        if (self.place / "run.toml").exists():
             return f"holds an unfinished run; continue it with 'unskew resume {self.path}' or choose another --out"
         return "is not empty; choose another --out"
 
     @classmethod
-    def open(cls, path: Path) -> tuple[RunFolder, Run]:
-        """An existing folder and its run."""
+    def at(cls, path: Path) -> RunFolder:
+        """An existing folder."""
         if not (path / "run.toml").is_file():
             raise InputError(f"{path} is not a run folder: it holds no run.toml; give the folder of an 'unskew run'")
-        return cls(path), from_table(read_file(path / "run.toml"))
+        return cls(path)
+
+    @classmethod
+    def open(cls, path: Path, known: Run | None = None, accept: bool = False) -> tuple[RunFolder, Run]:
+        """An existing folder and its run; `known`: the same run, whose method, data and so on are taken as they are.
+
+        `accept`: options that the user's code has gained since take their defaults.
+        """
+        folder, table = cls.at(path), read_file(path / "run.toml")
+        if not table:
+            raise EditedRun(f"{path / 'run.toml'} is empty; restore it")
+        if known is not None:
+            table |= {key: getattr(known, key) for key in KNOWN}
+        folder._check_plugins(table)
+        try:
+            config = from_table(table, fresh=known is None)
+        except InputError as error:
+            scripts = [name for name in table.get("code", ()) if str(name).startswith("__main__.")]
+            if not scripts:
+                if table.get("code") and "has no argument" in str(error):
+                    raise InputError(
+                        f"{error}; {path / 'run.toml'} is of the code that the run was begun with: restore that, or "
+                        "start another run"
+                    ) from None
+                raise
+            raise InputError(
+                f"{error}; this run uses {scripts[0].removeprefix('__main__.')} of a script or notebook: resume it "
+                f"there, with unskew.resume('{path}')"
+            ) from None
+        written = read_written_hash(path / "run.toml")
+        if written not in (None, config.hash):
+            if new := _find_new_options(config, table, written):
+                if accept:
+                    return folder, config
+                raise ChangedOptions(
+                    f"{path}: the options of the run's code changed: {', '.join(new)} is new since it was begun; "
+                    "restore the code, or go on with its default and --accept-changed-code (in Python "
+                    "accept_changed_code=True), which is recorded"
+                )
+            raise EditedRun(
+                f"{path / 'run.toml'} was edited: it was run {written}, its options now give {config.hash}; "
+                "undo the edit, or start another run from a copy of the file"
+            )
+        return folder, config
+
+    def _check_plugins(self, table: Row) -> None:
+        """Finds the user's code from where the run was begun; says which file is gone."""
+        if isinstance(table.get("begun_in"), str):
+            plugins.also_search(table["begun_in"])
+        for place in table.get("plugins", ()) if isinstance(table.get("plugins"), (list, tuple)) else ():
+            if isinstance(place, str) and plugins.is_file(place) and plugins.find_file(place) is None:
+                raise InputError(
+                    f"{self.path} needs the plugin {place}, which is gone; put it back, or write its new path into "
+                    f"{self.path / 'run.toml'}"
+                )
+
+    def update(self, run: Run) -> None:
+        """Makes run.toml say what the run uses from now on."""
+        text = run.to_toml()
+        if (self.place / "run.toml").read_text(encoding="utf-8") != text:
+            self._write("run.toml", text.encode())
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Keeps other processes from working on this run; ends with the process, however it ends."""
+        """Keeps others from working on this run; ends with the process, however it ends."""
+        place = (os.getpid(), self.place.resolve())
+        if place in _at_work:  # the system's lock is for other processes only
+            raise InputError(f"this program is working on {self.path} already; wait until that run ends")
+        _at_work.add(place)
+        try:
+            with self._lock_out_processes():
+                yield
+        finally:
+            _at_work.discard(place)
+
+    @contextmanager
+    def _lock_out_processes(self) -> Iterator[None]:
         try:
             import fcntl
         except ImportError:  # not on Windows
             yield
             return
-        self.checkpoints.mkdir(exist_ok=True)
-        with (self.checkpoints / ".lock").open("w") as file:
+        try:
+            self.checkpoints.mkdir(exist_ok=True)
+            file = (self.checkpoints / ".lock").open("w")
+        except OSError as error:
+            if not self.finished:
+                reason = error.strerror or str(error)
+                raise InputError(
+                    f"cannot write into {self.path}: {reason}; resume it where it can be written"
+                ) from None
+            yield  # nothing of a finished run is written
+            return
+        with file:
             try:
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise InputError(f"another process is working on {self.path}; wait until it ends") from None
+            except OSError as error:
+                if error.errno in (errno.EACCES, errno.EAGAIN):
+                    raise InputError(f"another process is working on {self.path}; wait until it ends") from None
+                log.warning("%s: this file system has no locks; let no other process work on this run", self.path)
             yield
+
+    @property
+    def written_hash(self) -> str | None:
+        """Which run run.toml says it is of."""
+        return read_written_hash(self.path / "run.toml")
 
     @property
     def finished(self) -> bool:
         """Whether the run is finished."""
-        return (self.path / "summary.json").is_file()
+        return (self.place / "summary.json").is_file()
 
     def rounds(self) -> dict[int, Row]:
         """The row of each round; the last one written counts."""
@@ -111,7 +219,7 @@ class RunFolder:
     def summary(self) -> Row:
         """The figures of a finished run."""
         try:
-            found: Row = json.loads((self.path / "summary.json").read_text(encoding="utf-8"))
+            found: Row = json.loads((self.place / "summary.json").read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise self._damaged("summary.json", str(error)) from None
         if not isinstance(found, dict) or not found.keys() >= SUMMARY:
@@ -130,7 +238,7 @@ class RunFolder:
         text = "".join(to_json(row) + "\n" for row in rows).encode()
         try:
             if name not in self._open:  # held open: a tiny round takes less time than opening two files
-                self._open[name] = os.open(self.path / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+                self._open[name] = os.open(self.place / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
             file = self._open[name]
             before = os.fstat(file).st_size
         except OSError as error:
@@ -153,7 +261,7 @@ class RunFolder:
     def drop_torn_lines(self) -> None:
         """Removes a last line that a crash left unfinished: it is not a row yet."""
         for name in ("rounds.jsonl", "clients.jsonl"):
-            path = self.path / name
+            path = self.place / name
             if path.exists() and path.stat().st_size and _last_byte(path) != b"\n":
                 whole = path.read_bytes().rfind(b"\n") + 1
                 os.truncate(path, whole)
@@ -161,20 +269,64 @@ class RunFolder:
     def sync(self) -> None:
         """Brings the rows to disk, before a checkpoint that relies on them."""
         for name in ("rounds.jsonl", "clients.jsonl"):
-            if (self.path / name).exists():
-                with (self.path / name).open("rb") as file:
+            if (self.place / name).exists():
+                with (self.place / name).open("rb") as file:
                     os.fsync(file.fileno())
+
+    def mark_rows(self) -> list[int | str]:
+        """The length of rounds.jsonl and the hash of its content."""
+        content = (self.place / "rounds.jsonl").read_bytes()
+        return [len(content), hashlib.sha256(content).hexdigest()]
+
+    def check_client_rows(self, size: int, done: int) -> None:
+        """Says that rows about clients are gone: no figure needs them, and nothing writes them again."""
+        if self.measure_client_rows() < size:
+            log.warning(
+                "%s lost rows: it is shorter than after round %d; they are not written again, the results are whole",
+                self.path / "clients.jsonl", done,
+            )  # fmt: skip
+
+    def measure_client_rows(self) -> int:
+        """The length of clients.jsonl."""
+        path = self.place / "clients.jsonl"
+        return path.stat().st_size if path.exists() else 0
+
+    def check_rows(self, mark: list[int | str], done: int) -> None:
+        """An error unless rounds.jsonl still begins with what was marked; rows are only ever appended."""
+        with (self.place / "rounds.jsonl").open("rb") as file:
+            content = file.read(int(mark[0]))
+        if hashlib.sha256(content).hexdigest() != mark[1]:
+            raise InputError(
+                f"{self.path / 'rounds.jsonl'} was edited: its rows up to round {done} are not those that were "
+                "written; restore it, or remove it to run these rounds again"
+            )
 
     def write_model(self, data: bytes) -> None:
         """The final global model."""
         self._write("model.safetensors", data)
+
+    def check_model(self, run: str | None) -> None:
+        """An error unless the final model is there and of this run."""
+        path = self.path / "model.safetensors"
+        try:
+            found = storage.read_notes((self.place / path.name).read_bytes()).get("run")
+            problem = None if found == run else f"is of run {found}, and summary.json of {run}"
+        except FileNotFoundError:
+            problem = "is gone"
+        except Exception:  # whatever a damaged file leads to
+            problem = "cannot be read"
+        if problem is not None:
+            raise InputError(
+                f"{path} {problem}; restore what was changed, or remove summary.json, then "
+                f"'unskew resume {self.path}' writes both again"
+            )
 
     def write_summary(self, summary: Row) -> None:
         """The figures; this ends the run."""
         self._write("summary.json", (to_json(summary, indent=1) + "\n").encode())
 
     def _rows(self, name: str, *keys: str) -> Iterator[Row]:
-        path = self.path / name
+        path = self.place / name
         if not path.exists():
             return
         with path.open("rb") as lines:
@@ -185,20 +337,32 @@ class RunFolder:
                     row = None
                 if not isinstance(row, dict) or not all(isinstance(row.get(key), int) for key in keys):
                     raise InputError(
-                        f"{path} is damaged at line {number}: expected a JSON object with {' and '.join(keys)}; "
-                        "remove that line, or start the run again in another folder"
+                        f"{self.path / name} is damaged at line {number}: expected a JSON object with "
+                        f"{' and '.join(keys)}; remove that line, or start the run again in another folder"
                     )
                 yield row
 
     def _write(self, name: str, data: bytes) -> None:
         try:
-            storage.write_atomic(self.path / name, data)
+            storage.write_atomic(self.place / name, data)
         except OSError as error:
             raise self._cannot_write(name, error) from None
 
     def _cannot_write(self, name: str, error: OSError) -> InputError:
         reason = error.strerror or str(error)
         return InputError(f"cannot write {self.path / name}: {reason}; what was written before is whole")
+
+
+def _find_new_options(config: Run, table: Row, written: str | None) -> list[str]:
+    """Options that run.toml does not have and the user's code has by now; none if something else is different, too."""
+    parts = {key: table[key] for key in KNOWN if isinstance(table.get(key), (dict, list)) and key != "plugins"}
+    if not table.get("code") or config.hash_with(parts) != written:
+        return []
+    own = to_table(config)
+    return [
+        f"{own[key]['name']}.{option}" for key, part in parts.items() if isinstance(part, dict)
+        for option in own[key] if option not in part
+    ] or ["an option"]  # fmt: skip
 
 
 def _last_byte(path: Path) -> bytes:

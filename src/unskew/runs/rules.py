@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from unskew.base import seeds
+from unskew.base.process import hold_process
 from unskew.base.registry import construct
 from unskew.core.device import Device
 from unskew.models.base import Model
@@ -40,7 +41,7 @@ def fix_execution(
     if execution.device == "auto":
         execution = change(execution, device=str(Device.from_name("auto").kind))
     model = functools.cache(build)
-    with seeds.preserve_global_generator():
+    with hold_process(), seeds.seed_everything(0, "model"):
         # who fixed the memory format fixed the rounding: a resumed run, for one, must not change over to `stacked`
         free = execution.executor == execution.memory_format == "auto" and stackable
         if free and is_worth_stacking(model(), cohort):

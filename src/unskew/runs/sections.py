@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import typing
 from typing import Any, Literal
 
@@ -15,7 +17,10 @@ from unskew.core.context import BufferPolicy
 from unskew.core.device import Device, Precision
 from unskew.data.federation import LocalTest
 
+log = logging.getLogger(__name__)
 C = typing.TypeVar("C", bound=type)
+LARGEST = 3.4e38
+"""The largest number of float32, in which clients compute."""
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(param,))
@@ -33,10 +38,10 @@ class Local(Component):
     epochs: int = param(default=1, ge=1, doc="passes over the client's data in a round")
     steps: int | None = param(default=None, ge=1, doc="exactly so many batches instead of epochs")
     batch: int = param(default=32, ge=1, doc="samples in a batch")
-    lr: float = param(default=0.05, gt=0, doc="learning rate of the first round")
+    lr: float = param(default=0.05, gt=0, le=LARGEST, doc="learning rate of the first round")
     lr_decay: float = param(default=1.0, gt=0, le=1, doc="factor on the learning rate after each round")
     momentum: float = param(default=0.0, ge=0, lt=1, doc="momentum of SGD, fresh at every visit")
-    weight_decay: float = param(default=0.0, ge=0, doc="weight decay of SGD")
+    weight_decay: float = param(default=0.0, ge=0, le=LARGEST, doc="weight decay of SGD")
     drop_last: bool = param(default=False, doc="drop a short last batch if the client has a full one")
     shuffle: bool = param(default=True, doc="shuffle the client's samples in each epoch")
     buffers: BufferPolicy = param(default="average", doc="BatchNorm statistics: averaged, kept at the client, or reset")
@@ -58,7 +63,8 @@ class Evaluation(Component):
     )
     clients_every: int = param(default=0, ge=0, doc="rounds between tests at the clients; 0: after the last round only")
     local_test: LocalTest = param(
-        default="proportional", doc="clients' test sets: none, test samples in their label shares, or held out"
+        default="proportional",
+        doc="clients' test sets: none, test samples in their label shares, all test samples (common), or held out",
     )
     holdout: float = param(
         default=0.25, gt=0, lt=1, doc="share of a client's samples that `holdout` keeps for testing", source="FedAS"
@@ -126,7 +132,19 @@ class Execution(Component):
                 f"execution.compile compiles the steps of executor 'stacked', got '{self.executor}'; "
                 "add --executor stacked"
             )
+        for option, value, needed in (("chunk", self.chunk, "stacked"), ("workers", self.workers, "pool")):
+            if value and self.executor not in (needed, "auto"):
+                _warn(
+                    f"execution.{option} (--{option}) is for executor '{needed}' and does nothing with "
+                    f"'{self.executor}'; add --executor {needed}, or leave it out"
+                )
         if self.executor == "stacked" and self.memory_format == "channels_last":
             raise InputError(
                 "executor 'stacked' keeps images contiguous; leave execution.memory_format (--memory-format) at auto"
             )
+
+
+@functools.lru_cache(maxsize=16)
+def _warn(text: str) -> None:
+    """Says it once, however many runs of a comparison it is true of."""
+    log.warning(text)

@@ -122,7 +122,7 @@ class StateFile:
     def _open(self) -> sqlite3.Connection:
         if self._path is not None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-        file = sqlite3.connect(self._path or "", isolation_level=None)
+        file = sqlite3.connect(self._path or "", isolation_level=None, check_same_thread=False)
         file.execute(f"PRAGMA page_size = {_PAGE}")
         file.execute(f"PRAGMA cache_size = -{_CACHE}")
         if self._path is None:
@@ -131,6 +131,19 @@ class StateFile:
             file.execute(statement)
         file.execute("DELETE FROM states WHERE id > ?", (self._last,))  # of rounds that are run again
         return file
+
+
+def read_from(folder: Path, snapshot: Tensor, client: int, name: str = NAME) -> bytes | None:
+    """A client's bytes as a snapshot means them, from a file that is not changed; None: it has none."""
+    path, (last, clients, _) = folder / name, snapshot.tolist()
+    if not clients:
+        return None
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as file:
+            row = file.execute(_NEWEST.replace("client = ?", "client = ? AND id <= ?"), (client, last)).fetchone()
+    except sqlite3.Error as error:
+        raise InputError(f"cannot read {path}: {error}; client_model needs the run's folder as it was left") from None
+    return None if row is None else _certify(path, client, *row)
 
 
 def check(folder: Path, snapshot: Tensor, name: str = NAME) -> None:

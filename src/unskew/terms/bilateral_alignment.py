@@ -11,6 +11,7 @@ from unskew.base.registry import param
 from unskew.base.tree import Tree
 from unskew.core.context import ClientContext
 from unskew.core.term import Term, terms
+from unskew.terms.cosine import normalise
 
 
 @terms.register("projector_alignment")
@@ -55,8 +56,3 @@ class FeatureAlignment(Term):
 def received_prototypes(c: ClientContext) -> tuple[Tensor, Tensor]:
     """The prototypes of the message, [C, d], and which of them there are, [C]."""
     return c.message["prototypes"]["means"], c.message["prototypes"]["available"]
-
-
-def normalise(vectors: Tensor) -> Tensor:
-    """Vectors of norm 1 along the last dimension; a zero vector stays 0."""
-    return F.normalize(vectors, dim=-1, eps=1e-12)

@@ -5,6 +5,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from unskew.core.tolerance import NONE, USUAL
+
+STEADY = 0.01
+"""From this `var_eps` on, the executors stay as near as usual; below it nothing holds."""
+
+
+def find_stacked_tolerance(var_eps: float) -> float:
+    """How near `stacked` comes to `serial` with a term of standardised features.
+
+    A ReLU feature that is barely above zero in one sample of the batch has a tiny spread, and the gradient changes by
+    1 / spread^2 with the weights: each step multiplies rounding by up to a hundred. docs/design.md has the figures.
+    """
+    return USUAL if var_eps >= STEADY else NONE
+
 
 def standardise(features: Tensor, mask: Tensor | None, var_eps: float) -> tuple[Tensor, Tensor]:
     """X [B, d]: columns of mean 0 divided by sqrt(unbiased variance + var_eps); and the number of real rows minus 1.

@@ -10,7 +10,7 @@ from unskew.base.registry import param
 from unskew.base.tree import Tree
 from unskew.core.context import ClientContext
 from unskew.core.term import Term, terms
-from unskew.terms.correlation import standardise
+from unskew.terms.correlation import find_stacked_tolerance, standardise
 
 
 @terms.register("feddecorr")
@@ -24,6 +24,11 @@ class Decorrelate(Term):
         source="the weight was tuned for the code",
     )
     var_eps: float = param(default=1e-8, gt=0, doc="added to the features' variances", source="FedDecorr's code")
+
+    @property
+    def stacked_tolerance(self) -> float:  # type: ignore[override]
+        """Nothing below a `var_eps` of 0.01."""
+        return find_stacked_tolerance(self.var_eps)
 
     def __call__(self, c: ClientContext, params: Tree, batch: Batch, out: Output) -> Tensor:
         """The term; 0 for one sample."""

@@ -13,7 +13,7 @@ from unskew.base.torch_private import is_batched
 from unskew.base.tree import Tree
 from unskew.core.context import ClientContext
 from unskew.core.term import Term, terms
-from unskew.terms.correlation import standardise
+from unskew.terms.correlation import find_stacked_tolerance, standardise
 
 LARGEST_JITTER = 1e-2
 
@@ -25,6 +25,11 @@ class LDDecorr(Term):
     weight: float = param(default=0.005, ge=0, doc="strength, the paper's beta of eq. 17", source="FedBlade, Fig. 6")
     jitter: float = param(default=1e-4, gt=0, le=0.01, doc="added to the diagonal of K", source="FedBlade, Sec. 4.1")
     var_eps: float = param(default=1e-8, gt=0, doc="added to the features' variances", source="FedDecorr's code")
+
+    @property
+    def stacked_tolerance(self) -> float:  # type: ignore[override]
+        """Nothing below a `var_eps` of 0.01."""
+        return find_stacked_tolerance(self.var_eps)
 
     def __call__(self, c: ClientContext, params: Tree, batch: Batch, out: Output) -> Tensor:
         """The term; 0 for one sample, and for a batch whose matrix has no factor even with more jitter."""

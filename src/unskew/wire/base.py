@@ -15,6 +15,7 @@ from torch import Tensor
 from unskew.base.registry import Component, Registry, param, validated
 from unskew.base.tree import Groups, Tree
 from unskew.core.context import ClientContext
+from unskew.core.tolerance import USUAL
 
 
 @validated
@@ -23,6 +24,8 @@ class Processor(Component):
 
     groups: tuple[str, ...] = param(default=(), doc="groups of the reply to touch; none named: all that are averaged")
 
+    stacked_tolerance: ClassVar[float] = USUAL
+    """How near `stacked` comes to `serial` with it, as a share of the distance moved."""
     last: ClassVar[bool] = False
     """Whether nothing may follow it on the groups that it touches."""
 

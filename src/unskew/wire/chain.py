@@ -11,6 +11,10 @@ import torch
 
 from unskew.base.errors import InputError, one_line
 from unskew.base.tree import Groups
+from unskew.core.checks.faults import Fault
+from unskew.core.checks.guard import Guard
+from unskew.core.checks.returned import Wrong, as_groups, describe
+from unskew.core.checks.watching import AT_CLIENT, call_watched, hold_visit, is_foreign
 from unskew.core.context import ClientContext
 from unskew.core.jobs import WIRE
 from unskew.core.method import Method
@@ -32,7 +36,7 @@ class Chain:
             for processor, touched in self.links:
                 own, stream = _pick(groups, touched), f"{WIRE}{processor.name}"
                 memory = {name: state[f"{stream}/{name}"] for name in touched if f"{stream}/{name}" in state}
-                sent, memory = processor.encode(c, own, memory, stream)
+                sent, memory = _encode(processor, c, own, memory, stream, deep=processor.name not in self.checked)
                 if processor.name not in self.checked:
                     _check_decoding(processor, own, sent)
                     self.checked.add(processor.name)
@@ -43,14 +47,50 @@ class Chain:
     def decode(self, groups: Groups) -> Groups:
         """What the server reads."""
         for processor, touched in reversed(self.links):
-            groups = {**groups, **processor.decode(_pick(groups, touched))}
+            groups = {**groups, **_decode(processor, _pick(groups, touched))}
         return groups
+
+
+def _encode(
+    processor: Processor, c: ClientContext, own: Groups, memory: Groups, stream: str, deep: bool
+) -> tuple[Groups, Groups]:
+    """What a processor sends and keeps; somebody else's is looked at while it works."""
+    if not is_foreign([processor]):
+        return processor.encode(c, own, memory, stream)
+    guard = Guard(deep, [processor])
+    guard.hold("groups", own)
+    guard.hold("memory", memory)
+    if isinstance(c, ClientContext):  # not somebody's stand-in for one
+        hold_visit(guard, c)
+    found = call_watched(processor, "encode", processor.encode, (c, own, memory, stream), guard, AT_CLIENT)
+    if not isinstance(found, tuple) or len(found) != 2:
+        raise Fault(processor, "encode", f"must return what is sent and what is kept, (groups, memory), "
+                    f"got {describe(found)}")  # fmt: skip
+    return _as_groups(processor, found[0], "what is sent"), _as_groups(processor, found[1], "what is kept")
+
+
+def _as_groups(processor: Processor, value: Any, what: str) -> Groups:
+    try:
+        return as_groups(value)
+    except Wrong as wrong:
+        raise Fault(processor, "encode", f"(for {what}) {wrong}") from None
+
+
+def _decode(processor: Processor, own: Groups) -> Groups:
+    if not is_foreign([processor]):
+        return processor.decode(own)
+    guard = Guard(parts=[processor])
+    guard.hold("groups", own)
+    found: Groups = call_watched(processor, "decode", processor.decode, (own,), guard, "a stream in encode")
+    return found
 
 
 def _check_decoding(processor: Processor, given: Groups, sent: Groups) -> None:
     """Refuses a processor whose `decode` does not give back groups, names, shapes and types that `encode` got."""
     try:
-        wanted, found = _describe(given), _describe(processor.decode(sent))
+        wanted, found = _describe(given), _describe(_decode(processor, sent))
+    except Fault:
+        raise
     except Exception as error:  # whatever a plugin does
         raise InputError(
             f"wire: {processor.name}.decode fails on what its encode gave: {type(error).__name__}: {one_line(error)}"

@@ -14,6 +14,7 @@ from torch import Tensor
 from unskew.base.registry import param
 from unskew.base.tree import Tree
 from unskew.core.context import ClientContext
+from unskew.core.tolerance import USUAL
 from unskew.wire.base import TensorProcessor, processors
 
 _WHOLE = {8: torch.int8, 16: torch.int16}
@@ -33,6 +34,11 @@ class Quantise(TensorProcessor):
     def levels(self) -> int:
         """Steps between zero and the largest value; as many below zero, so that zero itself is one."""
         return int(2 ** (self.bits - 1) - 1)
+
+    @property
+    def stacked_tolerance(self) -> float:  # type: ignore[override]
+        """By nature: a rounding that falls to the other side is a whole level of the code."""
+        return max(USUAL, 2.5 / self.levels)
 
     def pack(
         self, c: ClientContext, name: str, value: Tensor, memory: Tensor | None, stream: str

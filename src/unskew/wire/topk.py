@@ -34,6 +34,8 @@ class TopK(TensorProcessor):
 
     parts = ("indices", "values")
 
+    stacked_tolerance = 0.1  # of two nearly equal entries rounding may choose the other one
+
     def pack(
         self, c: ClientContext, name: str, value: Tensor, memory: Tensor | None, stream: str
     ) -> tuple[Tree, Tensor | None]:

@@ -1,3 +1,6 @@
+import os
+import time
+
 import numpy as np
 
 from unskew.data.files.decoded_cache import load_or_decode
@@ -30,3 +33,18 @@ def test_damaged_cache_is_decoded_again(tmp_path, monkeypatch):
     (stored,) = (tmp_path / "cache" / "decoded").iterdir()
     stored.write_bytes(b"oops")
     assert load_or_decode(file, "v", lambda: {"x": np.arange(4)})["x"].tolist() == [0, 1, 2, 3]
+
+
+def test_a_file_exchanged_under_the_same_size_and_time_is_decoded_again(tmp_path):
+    file = tmp_path / "a"
+    for text, how in (("one", "first"), ("two", "written over"), ("six", "moved over")):
+        stat = file.stat() if file.exists() else None
+        time.sleep(0.02)  # the clock of file systems may tick only every hundredth of a second
+        target = tmp_path / "b" if how == "moved over" else file
+        target.write_text(text)
+        if stat is not None:
+            os.utime(target, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+        target.replace(file)
+        found = load_or_decode(file, "exchanged", lambda: {"x": np.frombuffer(file.read_bytes(), np.uint8)})
+        assert bytes(found["x"]).decode() == text
+        assert stat is None or file.stat().st_mtime_ns == stat.st_mtime_ns

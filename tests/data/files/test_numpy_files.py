@@ -51,7 +51,7 @@ def test_npz_splits_itself_and_keeps_clients(npz):
     assert (len(data.train), len(data.test)) == (32, 8) and data.test.y.bincount().tolist() == [2] * 4
     assert data.group_names == ("a", "b") and len(data.groups) == 32 and len(data.test_groups) == 8
     assert data.groups.tolist() == (1 - data.train.y % 2).tolist()
-    assert data.fingerprint() == load(npz(images=x, labels=y)).fingerprint()
+    assert data.train.x.equal(load(npz(images=x, labels=y)).train.x)
     quarter = load({"name": "npz", "path": npz(images=x, labels=y)[4:], "test": 0.25})
     assert len(quarter.test) == 10
 
@@ -100,3 +100,18 @@ def test_damaged_npz(npz, tmp_path, refused):
         refused(lambda: load(f"npz:{file}"), file, "damaged")
     refused(lambda: load("npz"), "npz.path is missing")
     refused(lambda: load(f"npz('{file}', test=1.5)"), "npz.test")
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.float32])
+def test_npz_volumes_are_refused_with_the_shapes_that_are_known(npz, refused, kind):
+    x = RNG.integers(0, 256, (20, 2, 3, 4, 1)).astype(kind)
+    refused(lambda: load(npz(**arrays(x))), "[N, H, W, C] or [N, C, H, W]", "(20, 2, 3, 4, 1)", "as a Dataset")
+
+
+def test_npz_classes_that_only_the_test_has_are_said(npz, caplog):
+    from unskew.runs.building import prepare_data
+    from unskew.runs.config import from_table
+
+    content = {**arrays(), "train_labels": np.arange(20) % 3}
+    prepare_data(from_table({"data": npz(**content)}))
+    assert "no training sample has class 3" in caplog.text

@@ -2,6 +2,7 @@
 
 import json
 import tracemalloc
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -219,3 +220,14 @@ def test_a_split_of_ones_own_can_be_lazy(digits, tmp_path):
     made = splits.build("test_one_each").cut(digits, MILLION, 0)
     made.save(tmp_path / "split.json")
     assert load_partition(tmp_path / "split.json", digits)[13].tolist() == [3]
+
+
+def test_a_partition_of_the_first_version_is_taken_with_a_line(digits, tmp_path, caplog):
+    made = splits.build("dirichlet:0.5").cut(digits, 5, 1)
+    old = replace(made, data=digits._sampled_fingerprint)
+    old.save(tmp_path / "old.json")
+    assert splits.build(f"file:{tmp_path / 'old.json'}").cut(digits, 5, 0).hash == made.hash
+    assert "was saved by an older version, which looked at a sample of the inputs of 'digits' only" in caplog.text
+    replace(made, data="0" * 16).save(tmp_path / "other.json")
+    with pytest.raises(InputError, match="made for other data"):
+        splits.build(f"file:{tmp_path / 'other.json'}").cut(digits, 5, 0)

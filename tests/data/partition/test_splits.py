@@ -1,17 +1,12 @@
-import json
-import os
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from data.partition.toys import label_data, uniform
+from support import golden, golden_names
 from unskew.base.errors import InputError
 from unskew.data.partition.splits import splits
-
-GOLDEN = Path(os.environ.get("UNSKEW_GOLDEN", Path(__file__).parents[2] / "golden"))
 
 
 def assert_covers(partition, samples):
@@ -33,19 +28,16 @@ caps = st.sampled_from(["integer", "real", "none"])
 few = st.integers(1, 4)
 
 
-@pytest.fixture(scope="module")
-def golden():
-    return json.loads((GOLDEN / "partition_seeded.json").read_text())
-
-
+@pytest.mark.parametrize("name", golden_names("partition_seeded*"))
 @pytest.mark.parametrize("kind", ["lda", "shard"])
-def test_published_partitions_bit_for_bit(golden, kind):
-    hyper = golden["hyper"][kind]
+def test_published_partitions_bit_for_bit(name, kind):
+    file = golden(name)
+    hyper = file.hyper[kind]
     text = {"lda": "dirichlet:{alpha}", "shard": "shards:{shards_per_client}"}[kind].format(**hyper)
-    dataset = label_data(golden["inputs"]["labels"])
-    partition = splits.build(text).cut(dataset, hyper["clients"], golden["hyper"]["seed"])
-    assert {str(k): part.tolist() for k, part in enumerate(partition)} == golden["expected"][kind]
-    assert partition.sizes.tolist() == golden["expected"][f"{kind}_sizes"]
+    dataset = label_data(file.inputs["labels"])
+    partition = splits.build(text).cut(dataset, hyper["clients"], file.hyper["seed"])
+    assert {str(k): part.tolist() for k, part in enumerate(partition)} == file.expected[kind]
+    assert partition.sizes.tolist() == file.expected[f"{kind}_sizes"]
 
 
 @settings(deadline=None)

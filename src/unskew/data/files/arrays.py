@@ -34,8 +34,12 @@ def to_inputs(array: Array, where: str) -> Tensor:
     """Images as uint8 [N, C, H, W]; features and float images as float32."""
     if array.dtype.kind not in "uifb":
         raise InputError(f"{where}: expected numbers, got {array.dtype}; save images or features as numbers")
-    if array.ndim < 2:
-        raise InputError(f"{where}: expected [N, features] or images [N, H, W, ...], got shape {array.shape}")
+    if array.ndim not in (2, 3, 4):
+        more = "; hand larger ones over from Python, as a Dataset of floats" if array.ndim > 4 else ""
+        raise InputError(
+            f"{where}: expected [N, features] or images [N, H, W], [N, H, W, C] or [N, C, H, W], "
+            f"got shape {array.shape}{more}"
+        )
     if array.ndim in (3, 4):
         array = _channels_first(array, where)
         if array.dtype.kind != "f":

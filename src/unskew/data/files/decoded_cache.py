@@ -39,7 +39,9 @@ def load_or_decode(origin: Path, variant: str, decode: Callable[[], Arrays]) -> 
 def _key(origin: Path, variant: str) -> str:
     digest = hashlib.sha256(json.dumps([str(origin.resolve()), variant]).encode())
     for path, stat in _stats(origin):
-        digest.update(json.dumps([path, stat.st_size, stat.st_mtime_ns]).encode())
+        # a file's times of change and its number cannot be set by who puts another one in its place
+        about = path, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino
+        digest.update(json.dumps(about).encode())
     return digest.hexdigest()[:32]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from unskew.base import storage
 from unskew.base.errors import InputError
-from unskew.data.dataset import Dataset
+from unskew.data.dataset import Dataset, is_old
+
+log = logging.getLogger(__name__)
 
 Ints = NDArray[np.int64]
 CSV_ROWS = 10_000_000
@@ -69,7 +72,13 @@ class Partition(ABC):
 
     def fits(self, dataset: Dataset) -> bool:
         """Whether it was made for this data set, as far as it says."""
-        return self.samples == len(dataset.train) and self.data in ("", dataset.fingerprint())
+        fitting = self.samples == len(dataset.train) and (not self.data or dataset.has_fingerprint(self.data))
+        if fitting and is_old(self.data):
+            log.warning(
+                "the partition %s was saved by an older version, which looked at a sample of the inputs of '%s' only; "
+                "that sample is the same, the rest cannot be checked", self.hash, dataset.name,
+            )  # fmt: skip
+        return fitting
 
     def save(self, path: str | Path) -> None:
         """Writes the partition as JSON; a file that holds anything else is never replaced."""

@@ -34,7 +34,7 @@ class File(Split):
                 f"partition '{self.path}' is for {saved.samples} samples, data '{dataset.name}' have "
                 f"{len(dataset.train)}; use the data it was made for"
             )
-        if saved.data and saved.data != dataset.fingerprint():
+        if not saved.fits(dataset):
             raise InputError(
                 f"partition '{self.path}' was made for other data (fingerprint {saved.data}, "
                 f"'{dataset.name}' has {dataset.fingerprint()}); use the data it was made for"

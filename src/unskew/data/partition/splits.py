@@ -24,7 +24,13 @@ class Split(Component):
         """Which client holds which sample; the same arguments give the same partition."""
         self.check(dataset, clients)
         check_seed(seed)
-        indices, sizes = self.assign(dataset, clients, RandomState(seed))
+        assigned: Any = self.assign(dataset, clients, RandomState(seed))
+        if not isinstance(assigned, (tuple, list)) or len(assigned) != 2:
+            got = " ".join(repr(assigned).split())[:60]
+            raise InputError(
+                f"split {self.name}.assign must return (indices, sizes), got {got}; see CONTRIBUTING.md, More examples"
+            )
+        indices, sizes = assigned
         origin: dict[str, Any] = {"split": to_table(self), "seed": seed, "data": dataset.fingerprint()}
         return ListedPartition(indices, offsets_of(sizes), len(dataset.train), **origin)
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from unskew.base.errors import InputError, one_line
-from unskew.base.plugins import call_object
+from unskew.base.plugins import call_object, load_home
 from unskew.base.registry import param
 from unskew.data.dataset import Dataset, Samples
 from unskew.data.files.arrays import Array, class_names, neutral_scale, split_stratified, to_samples
@@ -142,6 +142,10 @@ class PythonDataset(Source):
     target: str = param(doc="file.py:function or package.module:function")
 
     about = YOURS
+
+    def code_used(self) -> tuple[Any, ...]:
+        """The module of the function."""
+        return (load_home(self.target, "data"),)
 
     def load(self, find: Finder) -> Dataset:
         """What the function returns."""

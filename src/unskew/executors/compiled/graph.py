@@ -52,11 +52,11 @@ class CompiledContext(StackedContext):
             raise NotStackable("a slot draws random numbers in the local step")
         return super().draw(purpose, make)
 
-    def draw_part(self, share: float, purpose: str) -> StackedContext:
+    def draw_part(self, share: float, purpose: str, at_most: int | None = None) -> StackedContext:
         """The same visits with a part of the data; not while the step is traced."""
         if self.tracing:
             raise NotStackable("a slot draws a part of the data in the local step")
-        return super().draw_part(share, purpose)
+        return super().draw_part(share, purpose, at_most)
 
 
 @dataclass

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from unskew.base.batch import Batch
+from unskew.base.errors import is_from_signal
 from unskew.base.torch_private import compile_graph
 from unskew.base.tree import Groups, Tree
 from unskew.core import local_loop
@@ -117,6 +118,8 @@ class CompiledLanes(Lanes):
                 self._compiler.check_number(key[0])
                 graphs[key] = self._trace(c, params, gradient, block)
             except Exception as error:  # whatever tracing or a compiler cannot do
+                if is_from_signal(error):
+                    raise
                 self._compiler.refuse(key, error)
         graph = graphs[key]
         # a visit's first steps are looked at, before any of them is taken; its later ones are the same function
@@ -146,7 +149,8 @@ class CompiledLanes(Lanes):
         # in the first round the initial model is the message itself; later it is not, so the graph must not mix them
         initial = {name: {key: value.clone() for key, value in tree.items()} for name, tree in c.initial.items()}
         c = replace(c, initial=initial)
-        weights, velocity = self.start(c, params, list(c.trainable))
+        fixed = [name for name in params if name in c.names.fixed]  # else the graph would take them for constants
+        weights, velocity = self.start(c, params, [*c.trainable, *fixed])
         # clones: a tensor that serves several steps today (who is active, say) is several tensors tomorrow
         own = {name: value.clone() for name, value in {**self.numbers(c), **self.batch_inputs(block)}.items()}
         changing = {"weights": weights, "velocity": velocity, "batch": own}

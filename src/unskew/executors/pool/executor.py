@@ -12,7 +12,7 @@ import os
 import select
 from collections.abc import Iterable, Iterator
 
-from unskew.base.errors import ClientError, InputError
+from unskew.base.errors import ClientError, InputError, name_worker
 from unskew.core.jobs import Job, Reply
 from unskew.core.task import Task
 from unskew.executors.pool.shared_memory import SharedTensors
@@ -108,6 +108,6 @@ class Pool:
         if worker.deaths > self._retries:
             times = f" ({worker.deaths} times now)" if worker.deaths > 1 else ""
             raise ClientError(job.client, job.round, f"{how}{times}")
-        log.warning("client %d in round %d: %s; a new worker tries again", job.client, job.round, how)
+        log.warning("%s in round %d: %s; a new worker tries again", name_worker(job.client), job.round, how)
         self._start(worker)
         worker.post()

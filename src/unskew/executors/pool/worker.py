@@ -8,16 +8,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
-import multiprocessing
 import os
 import signal
 import sys
-import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
+from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
 import torch
@@ -27,8 +24,10 @@ from unskew.base import progress
 from unskew.base.errors import ClientError, InputError, one_line
 from unskew.base.process import keep_freed_memory
 from unskew.base.tree import Groups
+from unskew.core.checks.faults import CAUGHT, explain
 from unskew.core.jobs import Job, Reply
 from unskew.core.task import Task
+from unskew.executors.pool.forked import Forked
 from unskew.executors.pool.shared_memory import Layout, SharedTensors, map_groups
 
 STILL_AT_WORK = Reply(client=-1)
@@ -44,7 +43,7 @@ class Worker:
     inputs: SharedTensors = field(default_factory=SharedTensors)
     """What this worker's job alone is sent."""
     replies: SharedTensors = field(default_factory=SharedTensors)
-    process: BaseProcess | None = None
+    process: Forked | None = None
     pipe: Connection | None = None
     index: int = -1
     job: Job | None = None
@@ -61,18 +60,16 @@ class Worker:
 
     def start(self, task: Task, others: list[Connection]) -> None:
         """Forks the process, at the beginning or in a dead one's place; `others` are the parent's other pipes."""
-        context = multiprocessing.get_context("fork")
-        self.pipe, theirs = context.Pipe()
-        arguments = (task, theirs, [*others, self.pipe], (self.shared_inputs, self.inputs), self.replies, os.getpid())
-        process = context.Process(target=_serve, args=arguments, daemon=True, name=f"unskew-{self.number}")
-        with theirs, warnings.catch_warnings(), _hold_back_ctrl_c():
+        self.pipe, theirs = Pipe()
+        inputs, parent = (self.shared_inputs, self.inputs), os.getpid()
+        closed = [*others, self.pipe]
+        with theirs, warnings.catch_warnings():
             # forking beside threads is unsafe for locks; a worker with one thread enters no parallel region
             warnings.simplefilter("ignore", DeprecationWarning)
             try:
-                process.start()
+                self.process = Forked(lambda: _serve(task, theirs, closed, inputs, self.replies, parent))
             except OSError as error:
                 raise InputError(f"cannot start worker {self.number}: {error.strerror}; take fewer --workers") from None
-        self.process = process
 
     def give(self, index: int, job: Job, is_shared: Callable[[Tensor], bool]) -> None:
         """Hands over a job; a tensor that others are sent too (`is_shared`) is written once for all."""
@@ -116,7 +113,9 @@ class Worker:
         if "error" in header:
             if header["input"]:
                 raise InputError(header["error"])
-            raise ClientError(job.client, job.round, header["error"], header["traceback"])
+            # what it changed in place is the worker's copy
+            about = {"method": header["method"], "slot": header["slot"]}
+            raise ClientError(job.client, job.round, header["error"], header["details"], **about)
         # two blocks: the state stays, the groups are merged and freed
         groups, state = self.replies.copy(header.pop("groups")), self.replies.copy(header.pop("state"))
         return Reply(groups=groups, state=state, **header)
@@ -146,16 +145,6 @@ class Worker:
         self.replies.close()
 
 
-@contextlib.contextmanager
-def _hold_back_ctrl_c() -> Iterator[None]:
-    """A Ctrl-C between fork and the child's first line would print a traceback there."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 # ------------------------------------------------------------------------------------------- in the process
 
 
@@ -168,8 +157,6 @@ def _serve(
     parent: int,
 ) -> None:
     """The process of a worker: jobs in, replies out, until the pipe closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     _die_with(parent)
     keep_freed_memory()
     for other in others:
@@ -201,10 +188,11 @@ def _answer(task: Task, job: Job, replies: SharedTensors) -> dict[str, Any]:
         reply = task.profile.work(task, job) if task.profile else task.work(job)
         replies.clear()
         return {**vars(reply), "groups": replies.write(reply.groups), "state": replies.write(reply.state)}
-    except Exception as error:
-        is_input = isinstance(error, InputError)
-        what = one_line(error) if is_input else f"{type(error).__name__}: {one_line(error)}"
-        return {"error": what, "input": is_input, "traceback": traceback.format_exc()}
+    except InputError as error:
+        return {"error": one_line(error), "input": True}
+    except (*CAUGHT, KeyboardInterrupt) as error:  # no signal's: they are ignored here
+        found = explain(error)
+        return {"error": found.what, "input": False, **found._asdict()}
 
 
 def _die_with(parent: int) -> None:

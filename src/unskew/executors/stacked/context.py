@@ -42,12 +42,12 @@ class StackedContext(ClientContext):
         for client in self.clients:
             yield shared.manual_seed(seeds.derive(self.seed, purpose, self.round, client))
 
-    def draw_part(self, share: float, purpose: str) -> StackedContext:
+    def draw_part(self, share: float, purpose: str, at_most: int | None = None) -> StackedContext:
         """The same visits, whose data are a random part of each client's."""
         with self.lanes.leave():
             turns = zip(self.stack.parts, self._streams(purpose), strict=True)
-            parts = StackedData([whole.draw_part(share, rng) for whole, rng in turns])
-        return replace(self, data=cast("LocalData", LaneData(parts, self.lanes)))
+            parts = StackedData([whole.draw_part(share, rng, at_most) for whole, rng in turns])
+        return self.with_fields(data=cast("LocalData", LaneData(parts, self.lanes)))
 
     @property
     def stack(self) -> StackedData:
@@ -69,6 +69,12 @@ class StackedContext(ClientContext):
     def longest(self) -> int:
         """Training samples of the largest client."""
         return max(self.stack.lengths)
+
+    @property
+    def step(self) -> int:
+        """The number of the current step; refused where it differs between the clients that take it."""
+        assert isinstance(self.diagnostics, LaneDiagnostics)
+        return self.diagnostics.find_step()
 
     @property
     def num_steps(self) -> Tensor:

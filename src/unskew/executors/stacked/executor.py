@@ -17,17 +17,21 @@ import torch
 from torch import Tensor
 
 from unskew.base import seeds, tree
-from unskew.base.errors import one_line
+from unskew.base.errors import SlotError, is_from_signal, one_line
 from unskew.base.tree import Groups
+from unskew.core.checks.asking import refuse_negative
+from unskew.core.checks.faults import CAUGHT, Fault, client_error, find_spoiler
+from unskew.core.checks.guard import Guard
 from unskew.core.jobs import WIRE, Job, Reply, Stack, split_state
 from unskew.core.task import Task
-from unskew.core.visit import Work, first_state, open_visit, perform
+from unskew.core.visit import Work, first_state, open_visit, perform, refuse_draws
 from unskew.data.batches import LocalData
 from unskew.data.stacked_batches import StackedData
 from unskew.executors.serial import Serial
 from unskew.executors.stacked.context import LaneData, StackedContext
-from unskew.executors.stacked.lanes import LaneDiagnostics, Lanes
+from unskew.executors.stacked.lanes import LaneDiagnostics, Lanes, NotStackable
 from unskew.executors.stacked.layers import StackedLayers
+from unskew.executors.stacked.trial import ADVICE, Trials, find_gap
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +47,7 @@ class Stacked:
         self.task, self.chunk = task, chunk
         self._layers = StackedLayers(task)
         self._serial = Serial(task)
+        self._trials = Trials(task)
         self._one_by_one: set[str] = set()
         if not task.method.stackable:
             log.warning("%s says that its clients cannot be stacked; they work one by one", task.method.name)
@@ -75,8 +80,15 @@ class Stacked:
         if jobs[0].client < 0 or kind in self._one_by_one:
             return self._serial.run(jobs)
         try:
+            self._try_both_ways(self._trials.pick(jobs))
             return self._run_at_once(jobs)
-        except Exception as error:
+        except CAUGHT as error:
+            if is_from_signal(error) or (isinstance(error, SlotError) and error.spoilt):
+                raise
+            # what the clients were sent is no longer what it was; or it would not fail again
+            fault = find_spoiler(error) or (error if isinstance(error, Fault) and error.final else None)
+            if fault is not None:
+                raise client_error(fault, jobs[0].client, jobs[0].round) from error
             # a real fault of a client shows itself again there, with the client's name
             replies = list(self._serial.run(jobs))
             log.warning(
@@ -86,7 +98,38 @@ class Stacked:
             self._one_by_one.add(kind)
             return replies
 
+    def _try_both_ways(self, jobs: list[Job]) -> None:
+        """Lets some clients work at once and alone, and refuses to stack where that makes a difference."""
+        if not jobs:
+            return
+        task = replace(self.task, wire=None, observers=())
+        with seeds.preserve_global_generator():
+            gap = find_gap(task, jobs, Stacked(task, len(jobs))._run_at_once(jobs), list(Serial(task).run(jobs)))
+        if gap is not None:
+            raise NotStackable(f"{gap} from working alone; {ADVICE}")
+
     def _run_at_once(self, jobs: list[Job]) -> list[Reply]:
+        """A stack of all; where newcomers hold other groups than those who were here before, one of each kind."""
+        parts = self._split_by_groups(jobs)
+        if len(parts) == 1:
+            return self._run_stack(jobs)
+        found: dict[int, Reply] = {}
+        for places in parts:
+            found.update(zip(places, self._run_stack([jobs[place] for place in places]), strict=True))
+        return [found[place] for place in range(len(jobs))]
+
+    def _split_by_groups(self, jobs: list[Job]) -> list[list[int]]:
+        """The places of jobs whose clients have the same groups in their states."""
+        everyone = list(range(len(jobs)))
+        given = [split_state(job.state, WIRE)[0] for job in jobs]
+        if len({tuple(state) for state in given}) == 1:
+            return [everyone]
+        kinds: dict[tuple[str, ...], list[int]] = {}
+        for place, state in enumerate(self._states(jobs, [self.task.federation.train(job.client) for job in jobs])):
+            kinds.setdefault(tuple(state), []).append(place)
+        return list(kinds.values())
+
+    def _run_stack(self, jobs: list[Job]) -> list[Reply]:
         began, real = time.perf_counter(), len(jobs)
         jobs, task, device = self.fill(jobs), self.task, self.task.device.kind
         lanes = self.lanes(len(jobs))
@@ -95,6 +138,8 @@ class Stacked:
         tested = [task.federation.local_test(client) for client in clients] if jobs[0].kind == "personal" else own
         states = self._states(jobs, own)
         diagnostics = LaneDiagnostics(lanes)
+        drawn = torch.default_generator.get_state()
+        guard = Guard() if task.has_foreign_model else None
         with lanes, self._layers.replace(lanes, jobs):
             job = replace(
                 jobs[0],
@@ -106,6 +151,11 @@ class Stacked:
             c = open_visit(task, job, data, lanes, self.context, diagnostics=diagnostics, clients=clients, lanes=lanes)
             about = data if tested is own else cast("LocalData", LaneData(StackedData(tested), lanes))
             work = _unwrap(lanes, perform(task, job, c, about), real)
+        if not torch.equal(drawn, torch.default_generator.get_state()):
+            raise NotStackable("a slot or layer draws from torch's global generator; c.draw(purpose, make) gives each "
+                               "client the numbers that it draws alone")  # fmt: skip
+        if guard is not None:
+            refuse_draws(task, guard)
         jobs = jobs[:real]
         seconds = (time.perf_counter() - began) / len(jobs)
         lengths = [len(part) for part in tested[:real]]
@@ -129,18 +179,21 @@ class Stacked:
         self, jobs: list[Job], work: Work, diagnostics: LaneDiagnostics, lengths: list[int], seconds: float
     ) -> list[Reply]:
         device, count = self.task.device, len(jobs)
-        groups, state = device.to_cpu(work.groups), _split(device.to_cpu(work.state), count)
-        finite = tree.find_finite(groups, count)
+        groups, stacked_state = device.to_cpu(work.groups), device.to_cpu(work.state)
+        finite, state, sound = tree.find_finite(groups, count), _split(stacked_state, count), [True] * count
+        if not all(tree.find_finite(stacked_state, count)):
+            sound = [self.task.find_spoilt(own) is None for own in state]
         weights = [float(n) for n in lengths] if work.weight is None else work.weight.tolist()
+        refuse_negative(self.task, weights)
         stack = Stack(groups, count, all(finite))
         counted, means = diagnostics.counted.tolist()[:count], diagnostics.means_by_client()[:count]
-        rows = zip(jobs, state, weights, lengths, counted, means, finite, strict=True)
+        rows = zip(jobs, state, weights, lengths, counted, means, finite, sound, strict=True)
         return [
             Reply(
                 client=job.client, weight=weight, num_samples=length, num_steps=int(steps), seconds=seconds,
-                state=kept, diagnostics=noted, finite=is_finite, stack=stack, place=place,
+                state=kept, diagnostics=noted, finite=is_finite, state_finite=is_sound, stack=stack, place=place,
             )
-            for place, (job, kept, weight, length, steps, noted, is_finite) in enumerate(rows)
+            for place, (job, kept, weight, length, steps, noted, is_finite, is_sound) in enumerate(rows)
         ]  # fmt: skip
 
     def _pack_scores(self, jobs: list[Job], work: Work, lengths: list[int], seconds: float) -> list[Reply]:

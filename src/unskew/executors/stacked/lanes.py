@@ -21,7 +21,8 @@ from unskew.base.batch import Batch, Output
 from unskew.base.torch_private import add_batch_dim, close_vmap, current_level, open_vmap, remove_batch_dim
 from unskew.base.tree import Groups, Tree
 from unskew.core import local_loop
-from unskew.core.context import Context, Diagnostics, LocalGradient
+from unskew.core.checks.returned import check_loss, refuse_detached
+from unskew.core.context import Context, Diagnostics, LocalGradient, check_note
 from unskew.core.net import Forward
 from unskew.data.stacked_batches import StackedBatch
 
@@ -146,10 +147,14 @@ class Lanes:
         leaves = {name: value.detach() for name, value in params.items()}
         leaves.update((name, self.wrap(leaf)) for name, leaf in zip(wanted, below, strict=True))
         with torch.enable_grad():
-            value = loss(leaves)
+            value = check_loss(None, "", loss(leaves))
             losses = self.unwrap(value)
             with self.leave():
-                grads = local_loop.backward(losses.sum(), below)  # clients do not mix: the sum's gradient is each one's
+                try:
+                    grads = local_loop.backward(losses.sum(), below)  # clients do not mix: it is each one's gradient
+                except RuntimeError:
+                    refuse_detached(losses)
+                    raise
         return {name: self.wrap(grad) for name, grad in zip(wanted, grads, strict=True)}, value.detach()
 
     def _refuse_own_steps(self, params: Tree) -> None:
@@ -165,9 +170,7 @@ class Lanes:
         ):
             raise NotStackable(_OWN_STEPS)
 
-    def fold(
-        self, c: Context, step: Callable[[Groups, Batch], Groups], start: Groups, batches: Iterable[Batch]
-    ) -> Groups:
+    def fold(self, c: Context, step: Callable[[Groups, Any], Groups], start: Groups, batches: Iterable[Any]) -> Groups:
         """`start` after `step(groups, batch)` for each batch; who has no batch left stands still."""
         with self.restore_step(), torch.no_grad():
             for batch in self._hold_clients(batches):
@@ -292,6 +295,16 @@ class LaneDiagnostics(Diagnostics):
         counted = torch.as_tensor(self._counted, dtype=torch.float64, device=self._lanes.device)
         return counted.expand(self._lanes.count)
 
+    def find_step(self) -> int:
+        """The number of the current step, equal for all clients that take it."""
+        if isinstance(self._counted, float):
+            return self.steps
+        active = self._lanes.active
+        found = set((self._counted if active is None else self._counted[active]).tolist())
+        if len(found) > 1:
+            raise NotStackable("a slot asks for c.step, and clients have taken different numbers of steps before")
+        return int(found.pop()) if found else self.steps
+
     def step(self, batch: Batch) -> None:
         """Counts one step for each client that has a batch in it."""
         active = self._lanes.active
@@ -300,6 +313,8 @@ class LaneDiagnostics(Diagnostics):
 
     def note(self, name: str, value: Tensor | float) -> None:
         """Adds one observation to the mean kept under this name, for clients that have a batch."""
+        if name not in self._totals:
+            check_note(name, value)
         self.add(name, self._lanes.unwrap(torch.as_tensor(value)).detach())
 
     def add(self, name: str, each: Tensor) -> None:

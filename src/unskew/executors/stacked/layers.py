@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from unskew.base import seeds
 from unskew.base.torch_private import BatchNormBase, DropoutBase
 from unskew.core.jobs import Job
+from unskew.core.net import Net
 from unskew.core.task import Task
 from unskew.executors.stacked.lanes import Lanes, NotStackable
 
@@ -33,15 +34,18 @@ class StackedLayers:
             yield
             return
         streams = self._streams(jobs) if self._drops else []
+        before = {module: module.__dict__.get("forward") for module in (*self._norms, *self._drops)}
         try:
             for norm in self._norms:
-                norm.forward = functools.partial(apply_batchnorm, lanes, norm)  # type: ignore[method-assign]
+                norm.forward = functools.partial(apply_batchnorm, lanes, norm, self._task.net)  # type: ignore[method-assign]
             for drop in self._drops:
                 drop.forward = functools.partial(apply_dropout, lanes, streams, drop)  # type: ignore[method-assign]
             yield
         finally:
-            for module in (*self._norms, *self._drops):
+            for module, own in before.items():
                 module.__dict__.pop("forward", None)
+                if own is not None:
+                    module.forward = own
 
     def _streams(self, jobs: list[Job]) -> list[torch.Generator]:
         """The stream that a client's layers would draw from if it were alone."""
@@ -49,7 +53,7 @@ class StackedLayers:
         return [seeds.generator(seed, f"layers/{job.kind}", job.round, job.client) for job in jobs]
 
 
-def apply_batchnorm(lanes: Lanes, layer: BatchNormBase, x: Tensor) -> Tensor:
+def apply_batchnorm(lanes: Lanes, layer: BatchNormBase, net: Net, x: Tensor) -> Tensor:
     """BatchNorm whose statistics leave padded samples out; clients without a batch keep their running ones."""
     mask = lanes.mask
     if not layer.training or mask is None:
@@ -64,8 +68,11 @@ def apply_batchnorm(lanes: Lanes, layer: BatchNormBase, x: Tensor) -> Tensor:
     count = (mask.sum() * (x[0, 0].numel())).to(x.dtype)
     safe = count.clamp(min=1)
     mean = (x * weights).sum(others) / safe
+    var = ((x - mean.view(shape)).square() * weights).sum(others) / safe
+    if net.mode == "eval_batch" and layer.running_mean is not None and layer.running_var is not None:
+        alone = mask.sum() == 1  # as `Net` does: one sample has no statistics of its own
+        mean, var = torch.where(alone, layer.running_mean, mean), torch.where(alone, layer.running_var, var)
     centred = x - mean.view(shape)
-    var = (centred.square() * weights).sum(others) / safe
     if layer.track_running_stats and layer.running_mean is not None:
         with torch.no_grad():
             _track(layer, mean, var, count)
@@ -93,7 +100,7 @@ def apply_dropout(lanes: Lanes, streams: list[torch.Generator], layer: DropoutBa
         raise NotStackable(f"{type(layer).__name__} has no form for many clients")
     shape = tuple(x.shape) if isinstance(layer, nn.Dropout) else (*x.shape[:2], *(1,) * (x.dim() - 2))
     with lanes.leave():
-        noise = torch.zeros(lanes.count, *shape)
+        noise = torch.zeros(lanes.count, *shape, dtype=x.dtype)
         for own, size, stream in zip(noise, lanes.sizes, streams, strict=True):
-            own[:size] = torch.empty(size, *shape[1:]).bernoulli_(1 - layer.p, generator=stream)
+            own[:size] = torch.empty(size, *shape[1:], dtype=x.dtype).bernoulli_(1 - layer.p, generator=stream)
     return x * lanes.wrap(noise.div_(1 - layer.p).to(x.device))

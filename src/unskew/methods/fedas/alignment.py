@@ -7,7 +7,6 @@ batch (mode `batch`) and leaves the running ones alone: they are the training's 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -28,7 +27,7 @@ AlignLoss = Literal["code", "paper", "paper_sum"]
 
 def reference_features(c: ClientContext, x: Tensor) -> Tensor:
     """H_i (eq. 2): features by the reference body."""
-    return c.forward(c.made["reference"], x, "eval", c.made["reference_buffers"], part="body").features
+    return c.forward(c.made["reference"], x, "eval", buffers=c.made["reference_buffers"], part="body").features
 
 
 def class_means(c: ClientContext) -> Tensor:
@@ -83,7 +82,7 @@ def align_body(c: ClientContext, params: Tree, term: Align, names: tuple[str, ..
 
         return _keep_received_rows(c, c.grad(loss, params))
 
-    return local_loop.sgd(replace(c, trainable=names), params, gradient, purpose="align")
+    return local_loop.sgd(c.with_fields(trainable=names), params, gradient, purpose="align")
 
 
 def _keep_received_rows(c: ClientContext, grads: Tree) -> Tree:

@@ -40,7 +40,7 @@ from unskew.core.term import Term
 from unskew.methods.fedas.alignment import Align, AlignLoss, align_body, with_targets
 from unskew.methods.fedas.fisher import Fisher, fisher_trace
 from unskew.methods.fedas.synchronise import Rule, shares
-from unskew.methods.fedper import FedPer
+from unskew.methods.fedper import Evaluate, FedPer
 
 if TYPE_CHECKING:
     from unskew.core.jobs import Reply
@@ -75,9 +75,10 @@ class FedAS(FedPer):
     eq8_literal: bool = param(
         default=False, doc="divide the sum by the number of clients, as eq. 8 is printed", source="official code"
     )
-    evaluate: Literal["received", "own"] = param(
+    evaluate: Evaluate = param(
         default="own",
-        doc="a client is tested with the newest body and its own head, or with its last whole model",
+        doc="a client is tested with the newest body and its own head, with its last whole model, or as the round "
+        "leaves it, before the new body is sent",
         source="official code",
     )
 
@@ -127,7 +128,7 @@ class FedAS(FedPer):
     def _with_targets(self, c: ClientContext) -> ClientContext:
         if self.align_target == "received":
             return with_targets(c, c.received, self.align_loss)
-        own = {"model": c.state["personal"], "buffers": c.state.get("buffers", c.received["buffers"])}
+        own = {"model": c.add_fixed(c.state["personal"]), "buffers": c.state.get("buffers", c.received["buffers"])}
         return with_targets(c, own, self.align_loss)
 
     @staticmethod

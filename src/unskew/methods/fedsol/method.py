@@ -32,6 +32,7 @@ from torch import Tensor
 from unskew.base import tree
 from unskew.base.batch import Batch
 from unskew.base.errors import InputError
+from unskew.base.naming import helper
 from unskew.base.registry import param
 from unskew.base.torch_private import is_batched
 from unskew.base.tree import Groups, Tree
@@ -127,12 +128,14 @@ class FedSOL(Wrapper):
 
         return self.gradient_of(c, loss, params)
 
+    @helper
     def move(self, c: ClientContext, w: Tree, g_p: Tree) -> Tree:
         """w + eps_p*; only what `where` names is moved."""
         chosen = tree.select(g_p, self.targets(c))
         eps = perturbation(chosen, w, c.received["model"], self.rho, self.scaling, self.threshold)
         return {**w, **{name: w[name] + step for name, step in eps.items()}}
 
+    @helper
     def proximal_gradient(
         self,
         c: ClientContext,
@@ -166,6 +169,7 @@ class FedSOL(Wrapper):
             return found
         return tree.add(found, tree.select(given, names)) if losses else tree.select(given, names)
 
+    @helper
     def proximal_losses(self) -> tuple[Term, ...]:
         """L_p as terms; none: the inner method corrects gradients itself (SCAFFOLD's c - c_i)."""
         if self.prox is not None:
@@ -182,6 +186,7 @@ class FedSOL(Wrapper):
         moves = self.projection or (self.strategy != "A0" and (self.strategy != "A1" or self.rho > 0))
         return (*self.loss_terms(), *self.proximal_losses()) if moves else self.loss_terms()
 
+    @helper
     def targets(self, context: Context) -> tuple[str, ...]:
         """The trained parameters that are moved: of the head (the network's last child module), the body, or all."""
         if self.where == "all":
@@ -195,10 +200,12 @@ class FedSOL(Wrapper):
         """Local training along `gradient`."""
         return local_loop.sgd(c, params, self.gradient)
 
+    @helper
     def local_gradient(self, c: ClientContext, params: Tree, batch: Batch) -> Tree:
         """grad L_local(params)."""
         return self.gradient_of(c, lambda p: self.inner.loss(c, p, batch), params)
 
+    @helper
     def gradient_of(self, c: ClientContext, loss: Callable[[Tree], Tensor], params: Tree) -> Tree:
         """The gradient of a loss, whose value is noted as the step's."""
         grads, value = c.grad_and_value(loss, params)
@@ -208,7 +215,10 @@ class FedSOL(Wrapper):
     def init(self, s: ServerContext) -> Groups:
         """The inner method's; refuses to move what is not trained, and says what an explicit `prox` replaces."""
         if not self.targets(s):
-            raise InputError(f"fedsol(where={self.where}) has nothing to move: {self.inner} does not train that part")
+            raise InputError(
+                f"fedsol(where={self.where}) has nothing to move: {self.inner} or the network froze that part; "
+                "choose another where"
+            )
         dropped = [str(term) for term in split_terms(self.inner).proximal]
         dropped += [f"the correction of {self.inner.name}"] if overrides(self.inner, "correction") else []
         if self.prox is not None and dropped:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from torch import Tensor
+from typing_extensions import Unpack
 
 from unskew.base.batch import Batch, Output
 from unskew.base.tree import Tree
 from unskew.core.context import ClientContext
-from unskew.core.net import Layer, Mode, Part
+from unskew.core.net import Mode, PassOptions
 
 Pass = Callable[[Tree], Output]
 """A pass over a batch with these parameters."""
@@ -42,19 +43,11 @@ class Passes:
         if (body := self._body) is None:
             return still
 
-        def forward(
-            params: Tree,
-            x: Tensor,
-            mode: Mode = "train",
-            buffers: Tree | None = None,
-            layers: Mapping[str, Layer] | None = None,
-            part: Part = "whole",
-            maps: tuple[str, ...] = (),
-        ) -> Output:
-            if x is self._x and (mode, buffers, layers, part) == ("train", None, None, "whole"):
+        def forward(params: Tree, x: Tensor, mode: Mode = "train", **options: Unpack[PassOptions]) -> Output:
+            if x is self._x and mode == "train" and options.keys() <= {"maps"}:
                 logits = self._c.classify(params, body.features, "batch")
                 return Output(logits, body.features).with_maps(body.maps)
-            return still.forward(params, x, mode, buffers, layers, part, maps)
+            return still.forward(params, x, mode, **options)
 
         return still.with_forward(forward)
 
@@ -62,15 +55,7 @@ class Passes:
 def keep_statistics(c: ClientContext) -> ClientContext:
     """The same visit, whose passes in mode `train` leave BatchNorm's running statistics alone."""
 
-    def forward(
-        params: Tree,
-        x: Tensor,
-        mode: Mode = "train",
-        buffers: Tree | None = None,
-        layers: Mapping[str, Layer] | None = None,
-        part: Part = "whole",
-        maps: tuple[str, ...] = (),
-    ) -> Output:
-        return c.forward(params, x, "batch" if mode == "train" else mode, buffers, layers, part, maps)
+    def forward(params: Tree, x: Tensor, mode: Mode = "train", **options: Unpack[PassOptions]) -> Output:
+        return c.forward(params, x, "batch" if mode == "train" else mode, **options)
 
     return c.with_forward(forward)

@@ -54,11 +54,16 @@ def combine(sol: FedSOL, c: ClientContext, w: Tree, batch: Batch) -> Tree:
 
 def project(sol: FedSOL, c: ClientContext, w: Tree, batch: Batch) -> Tree:
     """g_l without its part that opposes g_p (eq. 3); nothing is moved."""
-    return remove_conflict(sol.local_gradient(c, w, batch), sol.proximal_gradient(keep_statistics(c), w, batch))
+    g_p = sol.proximal_gradient(keep_statistics(c), w, batch)
+    return remove_conflict(sol.local_gradient(c, w, batch), g_p, sol.threshold)
 
 
-def remove_conflict(grads: Tree, against: Tree) -> Tree:
-    """`grads` without its part that opposes `against`, both taken as one vector."""
+def remove_conflict(grads: Tree, against: Tree, threshold: float = 0.0) -> Tree:
+    """`grads` without its part that opposes `against`, both taken as one vector.
+
+    What is not longer than `threshold` is rounding noise (at first w = w_g), whose direction means nothing.
+    """
     product, square = tree.dot(grads, against), tree.sqnorm(against)
-    share = torch.where((product < 0) & (square > 0), product / torch.where(square > 0, square, 1.0), 0.0)
+    means = square > threshold**2
+    share = torch.where((product < 0) & means, product / torch.where(means, square, 1.0), 0.0)
     return tree.add_scaled(grads, against, -share)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import lru_cache, partial
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
 from unskew.base import seeds
 from unskew.base.batch import Output
 from unskew.base.tree import Tree
 from unskew.core.context import ClientContext
-from unskew.core.net import Layer, Mode, Part
+from unskew.core.net import Layer, Mode, PassOptions
 from unskew.core.observer import Observer
 
 
@@ -32,20 +32,18 @@ class DirectFeedback(Observer):
     def within(self, c: ClientContext) -> ClientContext:
         """The visit with direct feedback in every whole pass; passes of the body or the head alone are ordinary."""
 
-        def forward(
-            params: Tree, x: Tensor, mode: Mode = "train", buffers: Tree | None = None,
-            layers: Mapping[str, Layer] | None = None, part: Part = "whole", maps: tuple[str, ...] = (),
-        ) -> Output:  # fmt: skip
-            if not (self._random and part == "whole" and torch.is_grad_enabled()):
-                return c.forward(params, x, mode, buffers, layers, part, maps)
+        def forward(params: Tree, x: Tensor, mode: Mode = "train", **options: Unpack[PassOptions]) -> Output:
+            if not (self._random and options.get("part", "whole") == "whole" and torch.is_grad_enabled()):
+                return c.forward(params, x, mode, **options)
             seen: Tree = {}
             own: dict[str, Layer] = {layer: partial(_cut, seen, layer) for layer in self._random}
-            out = c.forward(params, x, mode, buffers, {**own, **(layers or {})}, part, maps)
+            options["layers"] = {**own, **(options.get("layers") or {})}
+            out = c.forward(params, x, mode, **options)
             carriers = [self._carry(layer, z) for layer, z in seen.items()]
             return out._replace(logits=sum(carriers, out.logits))
 
         # an observer like `Feedback`: a compiled step would not notice that other layers were chosen
-        return replace(c, forward=forward, observers=(*c.observers, self))
+        return c.with_fields(forward=forward, observers=(*c.observers, self))
 
     def _carry(self, layer: str, z: Tensor) -> Tensor:
         active = (z * (z.detach() > 0)).flatten(1)

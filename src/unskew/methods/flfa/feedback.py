@@ -11,21 +11,20 @@ The same holds for convolutions. B itself is never made: its scale is applied to
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
 from unskew.base.batch import Batch, Output
 from unskew.base.errors import InputError
 from unskew.base.torch_private import both_sided_padding
 from unskew.base.tree import Tree
 from unskew.core.context import ClientContext
-from unskew.core.net import Layer, Mode, Part
+from unskew.core.net import Layer, Mode, PassOptions
 from unskew.core.observer import Observer
 from unskew.methods.flfa.stacking import ConvSettings, stack_conv, stack_linear
 
@@ -112,17 +111,19 @@ class Feedback(Observer):
 
     def before_step(self, c: ClientContext, params: Tree, batch: Batch) -> None:
         """Scales to the weights before each step, so that perturbed ones do not enter."""
-        self.rescale(params)
+        # who has no batch left beside others takes no step, and later gradients (FedAS's weight) find its last scale
+        self.rescale(params, None if batch.mask is None else batch.mask.any())
 
-    def rescale(self, params: Tree) -> None:
-        """Scales to the norms of these weights."""
+    def rescale(self, params: Tree, steps: Tensor | None = None) -> None:
+        """Scales to the norms of these weights; `steps`: who takes a step, where many clients work at once."""
         if not self._scaling:
             return
         with torch.no_grad():
             for layer in self._fixed:
                 if (weight := params.get(f"{layer}.weight")) is None:
                     continue  # steps on something else than the model, such as a generator
-                self._scales[layer] = torch.linalg.vector_norm(weight) / self._norm_of_fixed(layer, weight)
+                scale = torch.linalg.vector_norm(weight) / self._norm_of_fixed(layer, weight)
+                self._scales[layer] = scale if steps is None else torch.where(steps, scale, self._scales[layer])
 
     def _norm_of_fixed(self, layer: str, weight: Tensor) -> Tensor:
         """||W_l||, or 1 if that is 0: B_l is then W_l = 0 at any scale."""
@@ -144,15 +145,12 @@ class Feedback(Observer):
         """The visit with this feedback in every pass; layers that a caller replaces himself stay as he wants them."""
         own: dict[str, Layer] = {layer: partial(self._pass, layer) for layer in self._fixed}
 
-        def forward(
-            params: Tree, x: Tensor, mode: Mode = "train", buffers: Tree | None = None,
-            layers: Mapping[str, Layer] | None = None, part: Part = "whole", maps: tuple[str, ...] = (),
-        ) -> Output:  # fmt: skip
+        def forward(params: Tree, x: Tensor, mode: Mode = "train", **options: Unpack[PassOptions]) -> Output:
             if own and torch.is_grad_enabled():
-                layers = {**own, **layers} if layers else own
-            return c.forward(params, x, mode, buffers, layers, part, maps)
+                options["layers"] = {**own, **(options.get("layers") or {})}
+            return c.forward(params, x, mode, **options)
 
-        return replace(c, forward=forward, observers=(*c.observers, self))
+        return c.with_fields(forward=forward, observers=(*c.observers, self))
 
     def _pass(self, name: str, layer: nn.Module, x: Tensor) -> Tensor:
         return apply_feedback(layer, x, self._fixed[name], self._scales[name])

@@ -28,6 +28,7 @@ import torch
 
 from unskew.base import seeds, tree
 from unskew.base.errors import InputError
+from unskew.base.naming import helper
 from unskew.base.registry import param
 from unskew.base.tree import Groups, Tree
 from unskew.core.context import ClientContext, Context, ServerContext
@@ -121,6 +122,7 @@ class FLFA(Wrapper):
         inner = self.inner.update(s, server, {name: value for name, value in merged.items() if name != "similarity"})
         return {**inner, "feedback": self._state(s, chosen, rule, idle)}
 
+    @helper
     def candidates(self, s: ServerContext) -> tuple[str, ...]:
         """Conv2d and Linear layers whose whole weight is trained and shared, in the model's order."""
         initial = s.initial["model"]

@@ -1,0 +1,101 @@
+"""Whose fault it is when a local step goes wrong: a slot or term changes what it was given, or trains nothing.
+
+Found in the first step of a visit; then the parts of the loss are asked again, one after the other, to name the one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from unskew.base import seeds
+from unskew.base.batch import Batch
+from unskew.base.torch_private import get_unwrapped, is_batched
+from unskew.base.tree import Tree
+from unskew.core.checks.faults import Fault, mark_spoilt
+from unskew.core.checks.guard import Guard
+from unskew.core.checks.returned import find_loss_slot
+from unskew.core.checks.watching import CHANGES, hold_batch
+
+if TYPE_CHECKING:
+    from unskew.core.context import Context, LocalGradient
+
+
+def hold_step(params: Tree, batch: Any, closely: bool = True) -> Guard:
+    """Holds what a step is given; looked at `closely`, contents are compared."""
+    guard = Guard(deep=closely, streams=False)
+    guard.hold("params", params)
+    for one in (batch,) if isinstance(batch, Batch) else batch:
+        hold_batch(guard, one)
+    return guard
+
+
+def refuse_change(c: Context, gradient: LocalGradient, params: Tree, batch: Any, changed: str) -> None:
+    """The parameters and the batch of a step are the loop's to change."""
+    owner: Any = getattr(gradient, "__self__", None)
+    part, slot = _find_culprit(owner, c, params, batch) or (owner, getattr(gradient, "__name__", ""))
+    whose = "" if part is not None else "takes steps along a function which "
+    fault = Fault(part, slot, f"{whose}{CHANGES.format(changed)}")
+    mark_spoilt(fault, fault)
+    raise fault
+
+
+def _find_culprit(method: Any, c: Context, params: Tree, batch: Any) -> tuple[Any, str] | None:
+    """The part of a method's loss that changes what it is given, if it does so again."""
+    if not (hasattr(method, "criterion") and isinstance(batch, Batch)):
+        return None
+    for part, slot, ask in _list_parts(method, c):
+        own = {name: value.detach().clone() for name, value in params.items()}
+        seen = batch._replace(x=batch.x.clone(), y=batch.y.clone())
+        guard = hold_step(own, seen)
+        with contextlib.suppress(Exception):  # it is asked in another way: without a graph, after a change
+            ask(own, seen)
+        if guard.find_change() is not None:
+            return part, slot
+    return None
+
+
+def _list_parts(method: Any, c: Any) -> Iterator[tuple[Any, str, Callable[[Tree, Batch], Any]]]:
+    yield method, "criterion", lambda p, batch: method.criterion(c, c.forward(p, batch.x), batch)
+    for term in c.terms:
+        yield term, "__call__", partial(_ask_term, c, term)
+    yield method, "loss", lambda p, batch: method.loss(c, p, batch)
+    yield method, "correction", lambda p, batch: method.correction(c, p, batch)
+
+
+def _ask_term(c: Any, term: Any, params: Tree, batch: Batch) -> Any:
+    return term(c, params, batch, c.forward(params, batch.x, maps=c.maps))
+
+
+def refuse_unused(c: Context, gradient: LocalGradient, params: Tree, batch: Any, grads: Tree) -> None:
+    """A fault where the loss of a step depends on no parameter: all would stay as they are."""
+    owner: Any = getattr(gradient, "__self__", None)
+    if not hasattr(owner, "criterion") or not isinstance(batch, Batch) or any(map(_moves, grads.values())):
+        return
+    if any(map(is_batched, params.values())):  # one of the stack's clients also works alone
+        return
+    leaves = {name: value.detach().clone().requires_grad_(name in c.trainable) for name, value in params.items()}
+    wanted = [leaves[name] for name in c.trainable]
+    drawn = seeds.layer_stream().get_state()
+    with torch.enable_grad(), seeds.preserve_global_generator():  # the step itself must not notice
+        value = owner.loss(_beside(c), leaves, batch)
+    seeds.layer_stream().set_state(drawn)
+    found = torch.autograd.grad(value, wanted, allow_unused=True) if value.requires_grad else ()
+    if all(grad is None for grad in found):
+        raise Fault(owner, find_loss_slot(owner), "must return a loss that depends on the parameters it was given, got "
+                    "one that none of them changes")  # fmt: skip
+
+
+def _beside(c: Any) -> Any:
+    """The same visit, of which nothing is counted and whose BatchNorm statistics are a copy."""
+    beside = c.aside()
+    return beside.with_buffers(c.buffers) if hasattr(c, "with_buffers") else beside
+
+
+def _moves(grad: Tensor) -> bool:
+    return bool((get_unwrapped(grad) if is_batched(grad) else grad).any())

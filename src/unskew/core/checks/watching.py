@@ -1,0 +1,162 @@
+"""Calls of somebody's functions beside a method's slots: observers, reducers, wire processors.
+
+Each is looked at while it runs: it changes nothing that it was given, and draws from no generator that nobody seeds.
+Parts of the package itself are called as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from unskew.base.tree import Tree
+from unskew.core.checks.faults import CAUGHT, Fault, Raised, mark_spoilt
+from unskew.core.checks.guard import Guard
+
+if TYPE_CHECKING:
+    from unskew.base.batch import Batch
+    from unskew.core.context import ClientContext, Context
+    from unskew.core.jobs import Reply
+    from unskew.core.observer import Observer
+    from unskew.core.reducers import Reducer
+
+CHANGES = "changes {} in place; let it return new values instead (CONTRIBUTING.md, State)"
+LOOKS = "changes {} in place; it may only look: let it change a copy (CONTRIBUTING.md, State)"
+DRAWS = "draws from the global generator of {}, so that no run could be repeated; draw from {}"
+AT_CLIENT = "c.rng(purpose), or c.draw(purpose, make)"
+AT_SERVER = "s.rng(purpose)"
+
+
+def is_foreign(parts: Iterable[object]) -> bool:
+    """Whether any of these is made of code from outside the package."""
+    return any(_is_outside(type(part).__module__) for part in parts)
+
+
+@lru_cache(maxsize=1024)
+def _is_outside(module: str) -> bool:
+    return module.partition(".")[0] not in ("unskew", "torch")
+
+
+def call_watched(
+    part: Any,
+    slot: str,
+    function: Callable[..., Any],
+    given: tuple[Any, ...],
+    guard: Guard,
+    stream: str,
+    says: str = CHANGES,
+    hint: str = "",
+) -> Any:
+    """What a function of `part` gives; a fault if it changed anything that the guard holds, or drew from elsewhere.
+
+    `stream`: where it should draw from; `says`: what a change is called; `hint`: who else may have drawn.
+    """
+    try:
+        value = function(*given)
+    except CAUGHT as error:
+        if (changed := guard.find_change()) is not None:
+            mark_spoilt(error, Fault(part, slot, says.format(changed)))
+        raise
+    except BaseException as error:
+        raise Raised.instead_of(error) from error
+    if (changed := guard.find_change()) is not None:
+        fault = Fault(part, slot, says.format(changed))
+        mark_spoilt(fault, fault)
+        raise fault
+    if (whose := guard.find_draw()) is not None:
+        raise Fault(part, slot, f"{hint}{DRAWS.format(whose, stream)}", final=True)
+    return value
+
+
+def hold_visit(guard: Guard, c: ClientContext) -> None:
+    """Holds what the slots of a visit are given."""
+    given = {"c.message": c.message, "c.state": c.state, "c.initial": c.initial, "c.received": c.received,
+             "c.previous": c.previous, "c.made": c.made}  # fmt: skip
+    for what, made in given.items():
+        guard.hold(what, made)
+    guard.hold_tensors({"c.counts": c.counts})
+    source = getattr(getattr(c.data, "stack", c.data), "source", None)
+    if source is not None:
+        guard.hold_tensors({"the data set's inputs": source.x, "the data set's labels": source.y}, huge=True)
+    guard.hold_fields("c.settings", c.settings)
+
+
+# ---------------------------------------------------------------------------------------------------- observers
+
+
+def show(observer: Observer, hook: str, c: Context, *given: Any) -> None:
+    """Lets an observer look: at parameters, a batch, the direction of a step. It changes none of it."""
+    function = getattr(observer, hook)
+    if not (c.guarded and _is_outside(type(observer).__module__)):
+        function(c, *given)
+        return
+    kind: Any = type(observer)
+    if not _has(kind, hook):
+        return
+    closely = c.closely and (hook == "trained" or c.diagnostics.steps == 1)
+    guard = Guard(deep=closely, streams=hook == "trained")  # else `train` is watched as a whole
+    for what, value in zip(_SHOWN[hook], given, strict=True):
+        if what == "batch":
+            hold_batch(guard, value)
+        else:
+            guard.hold(what, value)
+    if closely or hook == "trained":
+        hold_visit(guard, c)  # type: ignore[arg-type]
+    call_watched(observer, hook, function, (c, *given), guard, AT_CLIENT, LOOKS)
+
+
+@lru_cache(maxsize=256)
+def _has(kind: type, hook: str) -> bool:
+    """Whether an observer's class has a hook of its own."""
+    return not getattr(kind, hook).__module__.startswith("unskew.")
+
+
+_SHOWN = {"before_step": ("params", "batch"), "step": ("params", "batch", "grads"), "trained": ("params",)}
+
+
+def hold_batch(guard: Guard, batch: Batch) -> None:
+    """Holds a batch's tensors."""
+    guard.hold_tensors({f"batch.{name}": value for name, value in batch._asdict().items()})
+
+
+# ----------------------------------------------------------------------------------------------------- reducers
+
+
+class WatchedReducer:
+    """A reducer of somebody's: neither what it takes in nor the reply is changed."""
+
+    def __init__(self, reducer: Reducer, deep: bool) -> None:
+        self._reducer, self._deep = reducer, deep
+
+    def add(self, value: Tree, reply: Reply) -> None:
+        """Takes in one client's tree."""
+        guard = Guard(self._deep)
+        guard.hold("value", value)
+        guard.hold("reply.groups", reply.groups)
+        call_watched(self._reducer, "add", self._reducer.add, (value, reply), guard, AT_SERVER)
+
+    def add_stack(self, value: Tree, replies: Sequence[Reply]) -> None:
+        """Takes in the trees of many clients at once; one after the other where its class only says how to add one."""
+        stack = replies[0].stack
+        assert stack is not None
+        if not _adds_stacks(type(self._reducer)):
+            for place, reply in enumerate(replies):
+                own = {name: tensor[place] for name, tensor in value.items()}
+                self.add(own, replace(reply, groups=stack.take(reply.place)))
+            return
+        guard = Guard(self._deep)
+        guard.hold("value", value)
+        guard.hold("reply.stack.groups", stack.groups)
+        call_watched(self._reducer, "add_stack", self._reducer.add_stack, (value, replies), guard, AT_SERVER)
+
+    def result(self) -> Any:
+        """The merged value."""
+        return call_watched(self._reducer, "result", self._reducer.result, (), Guard(), AT_SERVER)
+
+
+def _adds_stacks(kind: type) -> bool:
+    """Whether a reducer's `add_stack` belongs to its `add`: a subclass may have changed the latter alone."""
+    adds = next(base for base in kind.__mro__ if "add" in vars(base) or "add_stack" in vars(base))
+    return "add_stack" in vars(adds) and adds.__name__ != "Reducer"

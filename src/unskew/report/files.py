@@ -1,0 +1,123 @@
+"""The files of a comparison in its folder: the newest at the top, those of another one below `earlier`.
+
+At any moment table.json says whose the other files at the top are: it comes first and leaves last. So nothing is lost
+or mixed up where the command is cut off; the next one finishes what was begun.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from unskew.base.errors import InputError
+
+EARLIER = "earlier"
+_WRITING = ".writing-"
+NAMES = ("table.json", "table.md", "table.csv", "table.tex", "curves.png", "split.png", "measures.png", "report.html")
+"""What a comparison writes beside its runs."""
+
+
+def check_place(out: Path) -> None:
+    """Refuses a folder in which other files have the names that the comparison would write."""
+    existing = [name for name in NAMES if (out / name).exists()]
+    if out.exists() and not out.is_dir():
+        raise InputError(f"{out} is a file; choose another --out, a folder")
+    if existing and _read_table(out / "table.json") is None:
+        raise InputError(f"{out / existing[0]} already exists and belongs to no comparison; choose another --out")
+    if (out / EARLIER).exists() and not (out / EARLIER).is_dir():
+        raise InputError(f"{out / EARLIER} is a file, but earlier comparisons are kept there; choose another --out")
+
+
+@contextmanager
+def writing_place(out: Path) -> Iterator[Path]:
+    """A folder to write a comparison's files in; those that killed processes left are removed."""
+    for left in out.glob(f"{_WRITING}*"):
+        with _hold(left) as ours:
+            if ours:
+                shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(dir=out, prefix=_WRITING) as name, _hold(Path(name)):
+        yield Path(name)
+
+
+@contextmanager
+def _hold(folder: Path) -> Iterator[bool]:
+    """Locks a folder as long as this process lives; says whether nobody else has it."""
+    try:
+        import fcntl
+
+        handle = os.open(folder, os.O_RDONLY)
+    except (ImportError, OSError):  # no such locks here, or it has just gone
+        yield False
+        return
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(handle)
+
+
+def put_in_place(made: Path, out: Path) -> Path | None:
+    """Moves the files of a comparison from the folder `made` to `out`; gives where those of another one are now.
+
+    An earlier one whose runs are all in the new one, with the same metric, is not kept.
+    """
+    check_place(out)
+    new, old = _read_table(made / "table.json"), _read_table(out / "table.json")
+    assert new is not None
+    kept = out / EARLIER / _name(old) if old is not None else None
+    if kept is not None:
+        kept.mkdir(parents=True, exist_ok=True)
+        _move(out, kept, reversed(NAMES))
+    _move(made, out, NAMES)
+    _remove(out / EARLIER / _name(new))  # the same comparison, from before another one
+    if kept is not None and old is not None and _contains(new, old):
+        _remove(kept)
+        kept = None
+    return kept
+
+
+def _read_table(path: Path) -> dict[str, Any] | None:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) and {"title", "rows", "notes"} <= found.keys() else None
+
+
+def _name(table: dict[str, Any]) -> str:
+    """Names a comparison: what was compared, or the whole table where an older version did not write that."""
+    about = json.dumps(table.get("comparison") or table, sort_keys=True)
+    return hashlib.sha256(about.encode()).hexdigest()[:12]
+
+
+def _contains(new: dict[str, Any], old: dict[str, Any]) -> bool:
+    one, other = new.get("comparison") or {}, old.get("comparison")
+    if not isinstance(other, dict) or not isinstance(other.get("runs"), list):
+        return {**new, "comparison": None} == {**old, "comparison": None}
+    return one.get("metric") == other.get("metric") and set(other["runs"]) <= set(one.get("runs", []))
+
+
+def _move(source: Path, target: Path, names: Any) -> None:
+    for name in names:
+        if (source / name).exists():
+            (source / name).replace(target / name)
+
+
+def _remove(folder: Path) -> None:
+    """Removes a comparison's files, and the folders that this leaves empty."""
+    for name in reversed(NAMES):
+        (folder / name).unlink(missing_ok=True)
+    for place in (folder, folder.parent):
+        if place.is_dir() and not any(place.iterdir()):
+            place.rmdir()

@@ -1,0 +1,103 @@
+"""The files of comparisons in one folder: the newest at the top, others kept; cut off at any moment nothing is lost."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from unskew.report.files import NAMES, put_in_place, writing_place
+
+
+def make(folder, text, runs, metric="last", names=NAMES):
+    """Files of a comparison that all hold a text of its own."""
+    folder.mkdir(exist_ok=True)
+    for name in names:
+        (folder / name).write_text(text)
+    table = {"title": text, "rows": [], "notes": [], "comparison": {"metric": metric, "runs": runs}}
+    (folder / "table.json").write_text(json.dumps(table))
+    return folder
+
+
+def read(folder):
+    return {path.name: path.read_text() for path in folder.iterdir() if path.is_file()}
+
+
+def whose(folder):
+    """The text of all files in a folder, which must be one comparison's."""
+    found = read(folder)
+    title = json.loads(found.pop("table.json"))["title"]
+    assert set(found.values()) <= {title}
+    return title
+
+
+@pytest.fixture
+def out(tmp_path):
+    return make(tmp_path / "out", "one", ["a", "b"])
+
+
+def test_another_one_is_kept_with_all_its_files(tmp_path, out):
+    before = read(out)
+    kept = put_in_place(make(tmp_path / "made", "two", ["b", "c"], names=NAMES[:3]), out)
+    assert kept.parent == out / "earlier" and read(kept) == before
+    assert whose(out) == "two" and set(read(out)) == set(NAMES[:3])
+
+
+@pytest.mark.parametrize(
+    ("runs", "metric", "kept"),
+    [(["a", "b", "c"], "last", False), (["b", "a"], "last", False), (["a"], "last", True), (["a", "b"], "best", True)],
+)
+def test_one_that_holds_all_of_the_earlier_replaces_it(tmp_path, out, runs, metric, kept):
+    where = put_in_place(make(tmp_path / "made", "two", runs, metric), out)
+    assert (where is not None) == kept == (out / "earlier").exists()
+    assert whose(out) == "two"
+
+
+def test_back_and_forth(tmp_path, out):
+    for text, runs in (("two", ["c"]), ("one again", ["a", "b"]), ("two again", ["c"])):
+        put_in_place(make(tmp_path / "made", text, runs), out)
+        assert whose(out) == text and len(list((out / "earlier").iterdir())) == 1
+
+
+def test_what_the_user_put_below_earlier_stays(tmp_path, out):
+    kept = put_in_place(make(tmp_path / "made", "two", ["c"]), out)
+    (kept / "notes.txt").write_text("mine")
+    put_in_place(make(tmp_path / "made", "one again", ["a", "b"]), out)
+    assert read(kept) == {"notes.txt": "mine"}
+
+
+@pytest.mark.parametrize("runs", [["c"], ["a", "b", "c"]])
+@pytest.mark.parametrize("moment", range(2 * len(NAMES)))
+def test_cut_off_at_any_moment(tmp_path, out, monkeypatch, moment, runs):
+    made, left, replace = make(tmp_path / "made", "two", runs), [moment], Path.replace
+
+    def cut_off(self, target):
+        left[0] -= 1
+        if left[0] < 0:
+            raise KeyboardInterrupt
+        return replace(self, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", cut_off)
+        with pytest.raises(KeyboardInterrupt):
+            put_in_place(made, out)
+    (kept,) = (out / "earlier").iterdir()
+    texts = {text for name in NAMES[1:] for folder in (out, kept) if (text := read(folder).get(name))}
+    assert "one" in texts and sum("one" in (read(f).get(n) or "") for n in NAMES for f in (out, kept)) == len(NAMES)
+    if (out / "table.json").exists():
+        whose(out)  # never a mixture
+    else:
+        assert not read(out)
+    put_in_place(make(tmp_path / "again", "two", runs), out)
+    assert whose(out) == "two" and set(read(out)) == set(NAMES)
+    assert [whose(folder) for folder in (out / "earlier").glob("*") if read(folder)] in (["one"], [])
+    if runs == ["c"]:
+        assert whose(kept) == "one" and set(read(kept)) == set(NAMES)
+
+
+def test_what_killed_processes_left_is_removed(tmp_path):
+    (tmp_path / ".writing-old").mkdir()
+    (tmp_path / ".writing-old" / "table.json").write_text("{}")
+    with writing_place(tmp_path) as first, writing_place(tmp_path) as second:
+        assert first.is_dir() and second.is_dir()  # who is at work keeps its own
+        assert {path.name for path in tmp_path.iterdir()} == {first.name, second.name}
+    assert not list(tmp_path.iterdir())
