@@ -1,8 +1,9 @@
-"""For all tests: choices made by measuring are kept for the session, not in the user's cache."""
+"""For all tests: one thread, and choices made by measuring are kept for the session, not in the user's cache."""
 
 import os
 
 import pytest
+import torch
 
 from unskew.base.registry import Registry
 
@@ -15,6 +16,15 @@ def calibration_cache(tmp_path_factory):
     os.environ.pop("UNSKEW_CACHE")
     if before is not None:
         os.environ["UNSKEW_CACHE"] = before
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread():
+    """As in a run: tests that play parts of a round by hand compare them with runs bit for bit."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture
