@@ -91,8 +91,8 @@ HOOKS = {
     "reducers as a dict": ("reducers = {}", r"plugin mine.py: Mine.reducers must be a function, reducers\(self\); got \{\}"),
     "bind gives nothing": ("def bind(self, task):\n        pass", r"measure mine.bind must return an Observer, got None"),
     "reducers that are none": ("def reducers(self):\n        return None", r"Mine.reducers must return a dict .* got None"),
-    "text noted": ("def trained(self, c, params):\n        c.diagnostics.note('a', 'b')", r"client 0 failed in round 1: measure mine.trained notes a number under a name, .* got 'a': str 'b'"),
-    "a vector noted": ("def trained(self, c, params):\n        c.diagnostics.note('a', torch.ones(3))", r"mine.trained notes a number under a name, .* got 'a': a tensor of shape \[3\]"),
+    "text noted": ("def trained(self, c, params):\n        c.diagnostics.note('a', 'b')", r"client 0 failed in round 1: measure mine.trained notes under 'a' .* no single number: 'b'"),
+    "a vector noted": ("def trained(self, c, params):\n        c.diagnostics.note('a', torch.ones(3))", r"mine.trained notes under 'a' .* no single number: a tensor of shape \[3\]"),
     "a taken name": ("def step(self, c, params, batch, grads):\n        c.diagnostics.note('samples', 7)", r"measure mine.step notes something under 'samples' .* is taken in a client's row; choose another name"),
 }  # fmt: skip
 

@@ -110,8 +110,6 @@ class Diagnostics:
     def note(self, name: str, value: Tensor | float) -> None:
         """Adds one observation to the mean kept under this name."""
         total, count = self._sums.get(name, (None, 0))
-        if not count:
-            check_note(name, value)
         self._sums[name] = (value if total is None else total + value, count + 1)
 
     def means(self) -> dict[str, float]:

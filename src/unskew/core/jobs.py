@@ -108,6 +108,8 @@ class Wire(Protocol):
 
 def split_state(state: Groups, *prefixes: str) -> tuple[Groups, Groups]:
     """A client's state without the groups whose names begin so, and these groups."""
+    if not state:
+        return state, {}
     kept = {name: group for name, group in state.items() if name.startswith(prefixes)}
     return {name: group for name, group in state.items() if name not in kept} if kept else state, kept
 

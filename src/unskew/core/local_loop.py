@@ -46,7 +46,7 @@ def step_gradient(c: Context, gradient: LocalGradient, params: Tree, batch: Any)
     """The direction of one counted step; observers see the parameters before it, and its first batch."""
     c.diagnostics.step(batch)
     if not c.observers:
-        return _ask_gradient(c, gradient, params, batch)
+        return _ask_gradient(c, gradient, params, batch) if c.guarded else gradient(c, params, batch)
     first = batch if isinstance(batch, Batch) else batch[0]
     for observer in c.observers:
         show(observer, "before_step", c, params, first)

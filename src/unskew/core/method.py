@@ -133,9 +133,12 @@ class Method(Component):
     def loss(self, c: ClientContext, params: Tree, batch: Batch) -> Tensor:
         """The local loss of one batch: the criterion and the visit's terms. The one place where it is composed."""
         out = c.forward(params, batch.x, maps=c.maps) if c.maps else c.forward(params, batch.x)
-        value = check_loss(self, "criterion", self.criterion(c, out, batch))
+        value = self.criterion(c, out, batch)
+        if c.guarded:
+            check_loss(self, "criterion", value)
         for term in c.terms:
-            value = value + check_loss(term, "__call__", term(c, params, batch, out))
+            more = term(c, params, batch, out)
+            value = value + (check_loss(term, "__call__", more) if c.guarded else more)
         return value
 
     def correction(self, c: ClientContext, params: Tree, batch: Batch) -> Tree | None:
@@ -147,8 +150,13 @@ class Method(Component):
 
     def gradient(self, c: ClientContext, params: Tree, batch: Batch) -> Tree:
         """The direction of one local step (descended after weight decay and momentum)."""
+
+        def loss_of(at: Tree) -> Tensor:
+            value = self.loss(c, at, batch)
+            return check_loss(self, "loss", value) if c.guarded else value
+
         try:
-            grads, loss = c.grad_and_value(lambda p: check_loss(self, "loss", self.loss(c, p, batch)), params)
+            grads, loss = c.grad_and_value(loss_of, params)
         except Detached as fault:
             raise blame_loss(self, fault) from None
         c.diagnostics.note("train_loss", loss)

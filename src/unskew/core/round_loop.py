@@ -6,7 +6,7 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -241,11 +241,16 @@ class _Exchange:
         waiting: list[Reply] = []  # for the last one of its stack
         for reply in self.executor.run(self._jobs(kind)):
             began = time.perf_counter()
-            if (taken := self._take(kind, reply)) is not None:
-                waiting.append(taken)
-            if reply.stack is None or reply.place == reply.stack.count - 1:
-                _merge(waiting, accumulators)
-                waiting = []
+            taken = self._take(kind, reply)
+            if reply.stack is None:
+                if taken is not None:
+                    _add(taken, accumulators)
+            else:
+                if taken is not None:
+                    waiting.append(taken)
+                if reply.place == reply.stack.count - 1:
+                    _merge(waiting, accumulators)
+                    waiting = []
             self.merging += time.perf_counter() - began
 
     def _merge_at_the_end(self, kind: Kind, accumulators: list[tuple[str, Reducer]]) -> None:
@@ -412,17 +417,18 @@ def _merge(replies: list[Reply], accumulators: list[tuple[str, Reducer]]) -> Non
         some = list(own)
         stack = some[0].stack
         if stack is None:
-            _add(map(load, some), accumulators)
+            for reply in some:
+                _add(load(reply), accumulators)
         elif stack.sound and len(some) == stack.count:
             for group, reducer in accumulators:
                 if stack.groups.get(group):
                     reducer.add_stack(stack.groups[group], some)
         else:
-            _add((replace(reply, groups=stack.take(reply.place)) for reply in some), accumulators)
+            for reply in some:
+                _add(replace(reply, groups=stack.take(reply.place)), accumulators)
 
 
-def _add(replies: Iterable[Reply], accumulators: list[tuple[str, Reducer]]) -> None:
-    for reply in replies:
-        for group, reducer in accumulators:
-            if value := reply.groups.get(group):
-                reducer.add(value, reply)
+def _add(reply: Reply, accumulators: list[tuple[str, Reducer]]) -> None:
+    for group, reducer in accumulators:
+        if value := reply.groups.get(group):
+            reducer.add(value, reply)

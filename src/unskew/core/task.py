@@ -142,7 +142,7 @@ class Task:
         """What the terms of a visit need beyond the batch."""
         return frozenset(need for term in self.method.used_terms() for need in term.needs)
 
-    @property
+    @cached_property
     def keeps_previous(self) -> bool:
         """Whether clients remember their model for a term that needs it."""
         return "previous" in self.needs

@@ -159,12 +159,14 @@ def first_state(task: Task, job: Job, data: LocalData) -> Groups:
     """What a client's state would be before its first visit, whole: also what the visit keeps for terms."""
     c = _receive(task, job, client_context(task, job, data))
     first: Groups = take_slots(task, "open first").init_client(c)
-    return {**first, **_keep_previous(task, c.drop_fixed(c.initial["model"]), c.initial["buffers"])}
+    if not task.keeps_previous:
+        return first
+    return {**first, **_keep_previous(c.drop_fixed(c.initial["model"]), c.initial["buffers"])}
 
 
-def _keep_previous(task: Task, params: Tree, buffers: Tree) -> Groups:
+def _keep_previous(params: Tree, buffers: Tree) -> Groups:
     """What a client's state has for terms that need its model of now at its next visit."""
-    groups = {f"{PREVIOUS}model": params, f"{PREVIOUS}buffers": buffers} if task.keeps_previous else {}
+    groups = {f"{PREVIOUS}model": params, f"{PREVIOUS}buffers": buffers}
     return {name: group for name, group in groups.items() if group}
 
 
@@ -185,9 +187,9 @@ def perform(task: Task, job: Job, c: ClientContext, data: LocalData) -> Work:
 def run_client(task: Task, c: ClientContext, slots: Slots) -> Work:
     """A training visit, from the prepared context to what is sent and kept."""
     c, params = open_outcome(c, slots.start(c))
-    for need, which in _FIXED.items():
-        if need in task.needs:
-            c = c.with_seen(which)
+    if task.needs:
+        for need, which in _FIXED.items():
+            c = c.with_seen(which) if need in task.needs else c
     hold(slots, "params", params)
     c, params = open_outcome(c, slots.train(c, params))
     if isinstance(c.terms, NotedTerms) and not c.terms.used:
@@ -198,7 +200,9 @@ def run_client(task: Task, c: ClientContext, slots: Slots) -> Work:
             show(observer, "trained", c, params)
     c = c.with_fields(sent=slots.upload(c, params))
     hold(slots, "c.sent", c.sent)
-    state = {**slots.keep(c, params), **_keep_previous(task, c.drop_fixed(params), c.buffers)}
+    state = slots.keep(c, params)
+    if task.keeps_previous:
+        state = {**state, **_keep_previous(c.drop_fixed(params), c.buffers)}
     return Work(groups=c.sent, state=state, weight=slots.weight(c, params))
 
 
@@ -302,6 +306,8 @@ def bind_forward(network: Net, own: Tree, batch_statistics: bool) -> Forward:
 
     def forward(params: Tree, x: Tensor, mode: Mode = "train", **options: Unpack[PassOptions]) -> Output:
         mode = "eval_batch" if mode == "eval" and batch_statistics else mode
+        if not options:  # as in nearly every step
+            return network(params, own, x, mode)
         given = options.get("buffers")
         layers, part, maps = options.get("layers"), options.get("part", "whole"), options.get("maps", ())
         return network(params, own if given is None else given, x, mode, layers, part, maps)

@@ -138,11 +138,11 @@ def _check(task: Task, slot: str, asked: Asked, value: Any, *more: Any) -> Any:
 
 def refuse_negative(task: Task, weights: list[float]) -> None:
     """Weights below 0 are a fault of the slot; NaN is a matter of divergence, and a rule of the round may judge all."""
-    found = next((weight for weight in weights if weight < 0), None)
-    if found is not None and not task.weighs_at_the_end:
-        raise Fault(
-            owner_of(task.method, "weight"), "weight", f"must return a number that is not below 0, got {found:g}"
-        )
+    for weight in weights:
+        if weight < 0 and not task.weighs_at_the_end:
+            raise Fault(
+                owner_of(task.method, "weight"), "weight", f"must return a number that is not below 0, got {weight:g}"
+            )
 
 
 def refuse_unused_terms(task: Task, c: ClientContext) -> None:

@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from unskew.base.tree import Groups, Tree
 from unskew.core.checks.faults import Fault
-from unskew.core.context import ClientContext, Diagnostics, Outcome
+from unskew.core.context import ClientContext, Diagnostics, Outcome, check_note
 from unskew.core.jobs import PREVIOUS, WIRE
 
 if TYPE_CHECKING:
@@ -385,9 +384,6 @@ class CheckedDiagnostics(Diagnostics):
         return CheckedDiagnostics()
 
     def note(self, name: str, value: Tensor | float) -> None:
-        """Adds one observation to the mean kept under this name; refuses what has no mean."""
-        number = value.dim() == 0 if isinstance(value, Tensor) else isinstance(value, (int, float, np.number))
-        if not (number and isinstance(name, str)):
-            raise Fault(None, "", f"notes a number under a name, c.diagnostics.note('loss', 0.5), got {name!r}: "
-                        f"{describe(value)}")  # fmt: skip
+        """Adds one observation to the mean kept under this name; refuses what has no mean or would hide a key."""
+        check_note(name, value)
         super().note(name, value)

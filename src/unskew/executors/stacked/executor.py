@@ -138,7 +138,8 @@ class Stacked:
         tested = [task.federation.local_test(client) for client in clients] if jobs[0].kind == "personal" else own
         states = self._states(jobs, own)
         diagnostics = LaneDiagnostics(lanes)
-        drawn = torch.default_generator.get_state()
+        # the package's own methods and layers are known not to draw from it
+        drawn = torch.default_generator.get_state() if task.guarded_slots or task.has_foreign_model else None
         guard = Guard() if task.has_foreign_model else None
         with lanes, self._layers.replace(lanes, jobs):
             job = replace(
@@ -151,7 +152,7 @@ class Stacked:
             c = open_visit(task, job, data, lanes, self.context, diagnostics=diagnostics, clients=clients, lanes=lanes)
             about = data if tested is own else cast("LocalData", LaneData(StackedData(tested), lanes))
             work = _unwrap(lanes, perform(task, job, c, about), real)
-        if not torch.equal(drawn, torch.default_generator.get_state()):
+        if drawn is not None and not torch.equal(drawn, torch.default_generator.get_state()):
             raise NotStackable("a slot or layer draws from torch's global generator; c.draw(purpose, make) gives each "
                                "client the numbers that it draws alone")  # fmt: skip
         if guard is not None:
