@@ -450,7 +450,7 @@ def test_a_profile_is_shown_and_written(call: Call, tmp_path: Path):
     assert written["seconds"].keys() <= PARTS.keys()
 
 
-@pytest.mark.parametrize(("flag", "written"), [("true", True), ("false", False)])
+@pytest.mark.parametrize(("flag", "written"), [pytest.param("true", True, marks=pytest.mark.slow), ("false", False)])
 def test_compile_takes_true_or_false(call: Call, tmp_path: Path, flag: str, written: bool):
     executor = "stacked" if written else "serial"
     small = "--model 'mlp(hidden=[4])' --rounds 1 --steps 1"  # compiling takes its time

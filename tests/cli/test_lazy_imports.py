@@ -44,6 +44,13 @@ def test_listing_imports_no_more_than_it_lists(command: str):
     )
 
 
+def test_a_run_imports_neither_a_compiler_nor_scikit_learn():
+    """Together they take as long as all else that a short run does."""
+    modules, exit_code = imports_of("import unskew; unskew.run('fedavg', rounds=1, clients=4, split='iid')")
+    assert exit_code == 0 and "torch" in modules
+    assert modules.isdisjoint(["sklearn", "scipy", "matplotlib", "sympy", "torch._dynamo", "unskew.report"])
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_line_in_the_list_begins_the_command_s_help(name: str):
     first = load_command(name).help.split("\n\n")[0]

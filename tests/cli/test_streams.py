@@ -19,8 +19,13 @@ def shell(line: str, redirect: str, folder: Path) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("redirect", [">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-", "2>/dev/full", ">&- 2>/dev/full"])
-@pytest.mark.parametrize("line", ["--help", QUICK])
+REDIRECTIONS = ["<&- >&- 2>&-", "2>/dev/full", ">&-", "2>&-", ">&- 2>&-", ">&- 2>/dev/full"]
+LINES = [("--help", how) for how in REDIRECTIONS] + [
+    pytest.param(QUICK, how, marks=[] if how in REDIRECTIONS[:2] else pytest.mark.slow) for how in REDIRECTIONS
+]
+
+
+@pytest.mark.parametrize(("line", "redirect"), LINES)
 def test_closed_and_full_streams(line: str, redirect: str, tmp_path: Path):
     code, said = shell(line, redirect, tmp_path)
     assert code == 0 and "Traceback" not in said

@@ -146,10 +146,8 @@ def test_stacked_equals_serial_within_the_tolerance(spec, caplog):
     assert [row.get("bytes_down") for row in stacked.rounds] == [row.get("bytes_down") for row in serial.rounds]
 
 
-COMPILING = [pytest.param(spec, marks=pytest.mark.slow) for spec in ("fedavg", "fedprox")]
-
-
-@pytest.mark.parametrize("spec", ["scaffold", *COMPILING])
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", ["scaffold", "fedavg", "fedprox"])
 def test_compiled_steps_know_them(spec, caplog):
     options = {"model": MODEL, "rounds": 1, "local": {"batch": 8}}
     compiled = play(spec, **options, execution={"executor": "stacked", "chunk": 5, "compile": True})

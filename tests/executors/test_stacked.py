@@ -270,7 +270,8 @@ def test_compiled_steps_are_the_same_steps(method, caplog):
 
 
 @needs_compiler
-@pytest.mark.parametrize("momentum", [pytest.param(0.0, marks=pytest.mark.slow), 0.9])
+@pytest.mark.slow
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_blocks_of_compiled_steps_in_which_other_clients_are_active(momentum, caplog):
     data = images(98, sizes=(20, 28, 50))  # in the first block everyone is active, later fewer and fewer
     local = {**LOCAL, "batch": 4, "epochs": 1, "momentum": momentum}

@@ -111,7 +111,15 @@ def both_sided_padding(layer: nn.Conv2d) -> list[int]:
     return layer._reversed_padding_repeated_twice
 
 
-class _DrawWatcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A mode that torch does not wrap for its compiler: importing that takes longer than many a run."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
+class _DrawWatcher(_Mode):  # type: ignore[no-untyped-call]
     """Notes whether this thread draws from torch's global generator while the mode is on."""
 
     drew = False
@@ -128,7 +136,7 @@ watch_draws: Callable[[], Any] = _DrawWatcher
 """A context whose `drew` says whether this thread drew from torch's global generator meanwhile."""
 
 
-class _OwnDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _OwnDraws(_Mode):  # type: ignore[no-untyped-call]
     """While the mode is on, what this thread draws on the CPU is drawn from a generator that no other thread knows.
 
     It follows the global one where this thread seeds or restores that: another thread only moves it on.
