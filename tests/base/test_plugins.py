@@ -48,6 +48,16 @@ def test_a_plugin_that_fails_names_its_file_and_line(folder):
     assert sys.path == before
 
 
+def test_a_folder_that_the_program_searches_itself_keeps_its_place(folder, monkeypatch):
+    monkeypatch.syspath_prepend(str(folder))
+    (folder / "good.py").write_text("")
+    before = list(sys.path)
+    load_plugin("good.py")
+    with pytest.raises(InputError):
+        load_plugin("not.there")
+    assert sys.path == before
+
+
 def test_objects_load_and_call(folder):
     (folder / "parts.py").write_text("number = 3\ndef add(a, b):\n    return a + b\n")
     assert load_object("parts.py:number", "data") == 3

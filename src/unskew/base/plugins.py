@@ -167,8 +167,9 @@ def _search_also(*folders: Path) -> Iterator[None]:
         yield
     finally:
         sys.dont_write_bytecode = before
-        for folder in folders:
-            sys.path.remove(str(folder))
+        for folder in map(str, folders):  # the last one is ours: the program may have it too, further up
+            if folder in sys.path:
+                del sys.path[len(sys.path) - 1 - sys.path[::-1].index(folder)]
 
 
 def _explain(error: BaseException, place: str) -> str:
