@@ -68,11 +68,12 @@ def apply_batchnorm(lanes: Lanes, layer: BatchNormBase, net: Net, x: Tensor) -> 
     count = (mask.sum() * (x[0, 0].numel())).to(x.dtype)
     safe = count.clamp(min=1)
     mean = (x * weights).sum(others) / safe
-    var = ((x - mean.view(shape)).square() * weights).sum(others) / safe
+    centred = x - mean.view(shape)
+    var = (centred.square() * weights).sum(others) / safe
     if net.mode == "eval_batch" and layer.running_mean is not None and layer.running_var is not None:
         alone = mask.sum() == 1  # as `Net` does: one sample has no statistics of its own
         mean, var = torch.where(alone, layer.running_mean, mean), torch.where(alone, layer.running_var, var)
-    centred = x - mean.view(shape)
+        centred = x - mean.view(shape)
     if layer.track_running_stats and layer.running_mean is not None:
         with torch.no_grad():
             _track(layer, mean, var, count)
