@@ -32,7 +32,7 @@ from unskew.registries import sources
 from unskew.runs import api
 from unskew.runs.field import expand
 
-RATES = (0.03, 0.1, 0.3)
+RATES = (0.01, 0.03, 0.1, 0.3)
 TUNING, SEEDS = 100, (0, 1, 2)
 LAST = 5
 """A global model's figure is the mean over so many last rounds: single ones jump by several points."""
