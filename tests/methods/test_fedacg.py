@@ -66,3 +66,13 @@ def test_clients_get_what_lies_ahead_and_the_test_what_is_there():
 def test_bytes_are_fedavgs():
     mine, plain = (play(method, rounds=1).rounds[1] for method in ("fedacg", "fedavg"))
     assert all(mine[key] == plain[key] for key in ("bytes_up", "bytes_down"))
+
+
+def test_clients_are_tested_with_w_not_with_what_lies_ahead():
+    """A fine-tuning of no epochs starts from what a client would be sent now, for a test."""
+    for method in ("fedacg", "fedavg"):
+        options = {"rounds": 3, "evaluation": {"local_test": "holdout"}}
+        alone, tuned = (
+            play(spec, **options).rounds[-1]["personal"] for spec in (method, f"finetuned({method}, epochs=0)")
+        )
+        assert alone == tuned

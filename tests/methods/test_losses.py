@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 
 from awkward import DATA, config, play, tiny_data
 from support import FixedData, assert_tree, golden, golden_names, golden_task, memory_store, to_tree
@@ -19,7 +20,7 @@ from unskew.methods.fedlc import FedLC
 from unskew.methods.fedntd import FedNTD
 from unskew.methods.fedrs import FedRS
 from unskew.methods.moon import Moon
-from unskew.models.base import build
+from unskew.models.base import Model, build, find_depths
 from unskew.runs import building, engine
 from unskew.terms.cosine import normalise
 from unskew.terms.moon import ModelContrast
@@ -300,7 +301,7 @@ def test_fedrcl(name, padding):
         assert not grad[count:].any()
 
 
-NO_MAPS = SimpleNamespace(names=SimpleNamespace(blocks=(), layers=()))
+NO_MAPS = SimpleNamespace(names=SimpleNamespace(depths=()))
 
 
 @pytest.mark.parametrize("y", [[0], [0, 0, 0], [0, 1, 2], [0, 1]])
@@ -334,7 +335,7 @@ def test_fedrcl_by_hand():
 
 
 def test_levels_are_pooled_and_averaged():
-    names = SimpleNamespace(blocks=("body.0", "body.1", "body.2", "body.3"), layers=("body.0.conv", "body.2", "head"))
+    names = SimpleNamespace(depths=("body.0",))
     term, batch = RelaxedContrast(), batch_of([0, 0, 1, 1])
     rng = torch.Generator().manual_seed(0)
     maps, z = torch.randn(4, 5, 3, 3, generator=rng), torch.randn(4, 6, generator=rng)
@@ -349,13 +350,27 @@ def test_levels_are_pooled_and_averaged():
 @pytest.mark.parametrize(
     "model, levels",
     [
-        ("resnet18", ("body.stem", "body.stage1", "body.stage2", "body.stage3")),
+        ("resnet18", ("body.stem.1", "body.stage1.1.0", "body.stage2.1.0", "body.stage3.1.0")),
+        ("mobilenetv2", ("body.stage3", "body.stage4", "body.stage6")),
+        ("mobilenetv2_flfa", ("body.stage2", "body.stage3", "body.stage4")),
         ("cnn8(norm=batch)", ("body.0", "body.3")),
         ("mlp", ()),
     ],
 )
 def test_levels_of_networks(model, levels):
-    assert RelaxedContrast().maps(Net(build(model, (3, 16, 16), 10)).names) == levels
+    """Before the last ReLU of each: some of what they give is negative."""
+    net = Net(build(model, (3, 16, 16), 10))
+    assert RelaxedContrast().maps(net.names) == levels
+    params = {name: value.detach() for name, value in net.module.named_parameters()}
+    buffers = {name: value.clone() for name, value in net.module.named_buffers() if name in net.names.buffers}
+    x = torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    seen = net(params, buffers, x, "train", maps=levels).maps
+    assert all((seen[level] < 0).any() for level in levels)
+
+
+def test_an_activation_in_place_is_not_looked_behind():
+    body = nn.Sequential(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True)), nn.Conv2d(4, 4, 3), nn.Flatten())
+    assert find_depths(Model(body, nn.Linear(4, 2))) == ("body.0",)
 
 
 def test_without_strengths_fedrcl_is_fedavg_bit_for_bit():

@@ -30,7 +30,7 @@ from unskew.base.torch_private import (
 )
 from unskew.base.tree import Groups, Tree
 from unskew.core.dropout import find_dropout, use_global_stream, use_own_stream
-from unskew.models.base import Model
+from unskew.models.base import Model, find_depths
 
 Mode = Literal["train", "batch", "eval", "eval_batch"]
 """`train`: batch statistics, running ones updated; `batch`: the same, nothing updated; `eval`: running statistics, no
@@ -73,7 +73,9 @@ class Names:
     layers: tuple[str, ...]
     """Conv2d and Linear layers, in the model's order."""
     blocks: tuple[str, ...] = ()
-    """The parts of the body, from the input upwards: where feature maps of several depths can be taken."""
+    """The parts of the body, from the input upwards."""
+    depths: tuple[str, ...] = ()
+    """Layers that give features of several depths, before the features themselves."""
     fixed: frozenset[str] = frozenset()
     """Parameters that the network itself froze (`requires_grad=False`): never trained, sent to a client once."""
 
@@ -110,6 +112,7 @@ class Net:
             buffers=tuple(self._buffer_slots),
             layers=tuple(name for name, m in self._layers.items() if isinstance(m, (nn.Conv2d, nn.Linear))),
             blocks=tuple(f"body.{name}" for name, _ in model.body.named_children()),
+            depths=find_depths(model),
             # read now: later these places hold trees, whose tensors know nothing of it
             fixed=frozenset(
                 name for name, [(holder, key), *_] in self._param_slots.items() if not holder[key].requires_grad
@@ -198,7 +201,10 @@ class Net:
             return self._pass(x, part)
         seen: Tree = {}
         with self._replace_layers(layers or {}), self._record_layers(maps, seen):
-            out = self._pass(x, part)
+            # the chain passes by a sequence inside the body: only the module itself calls it as a whole
+            out = self._pass(x, part, any(type(self._layers[name]) is nn.Sequential for name in maps))
+        if part != "head" and (missing := [name for name in maps if name not in seen]):
+            raise InputError(f"feature maps: a pass through the body does not call its layer {missing[0]}")
         return out.with_maps(seen)
 
     def _choose_stream(self, buffers: Tree, x: Tensor) -> None:
@@ -214,10 +220,10 @@ class Net:
         if seen.drew:
             use_global_stream(self._drops)
 
-    def _pass(self, x: Tensor, part: Part) -> Output:
+    def _pass(self, x: Tensor, part: Part, whole_parts: bool = False) -> Output:
         if part == "head":
             return Output(self.module.head(x), x)
-        if self._chain is None:
+        if self._chain is None or whole_parts:
             if part == "body":
                 features = self.module.body(x)
                 return Output(features, features)

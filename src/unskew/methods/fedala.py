@@ -28,6 +28,7 @@ from torch import Tensor
 from unskew.base import tree
 from unskew.base.batch import Batch
 from unskew.base.registry import param
+from unskew.base.torch_private import is_batched
 from unskew.base.tree import Groups, Tree
 from unskew.core.context import ClientContext, Outcome
 from unskew.core.method import Method, methods
@@ -93,6 +94,8 @@ class FedALA(Method):
             losses.append(done["loss"]["last"])
             if len(losses) > STEADY:
                 steady = steady | (torch.stack(losses[-STEADY:]).std(unbiased=False) < self.threshold)
+                if not is_batched(steady) and steady:  # many clients at once go on until the last one is
+                    break
         return weights
 
     @staticmethod

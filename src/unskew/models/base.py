@@ -13,16 +13,45 @@ from unskew.base.registry import Component, Registry
 
 
 class Model(nn.Module):
-    """A network split in two, so that parameter names start with `body.` or `head.`."""
+    """A network split in two, so that parameter names start with `body.` or `head.`.
 
-    def __init__(self, body: nn.Module, head: nn.Module) -> None:
+    `depths`: parts of the body whose outputs are features of several depths; by default all that learn (`find_depths`).
+    """
+
+    def __init__(self, body: nn.Module, head: nn.Module, depths: tuple[str, ...] | None = None) -> None:
         super().__init__()
-        self.body, self.head = body, head
+        self.body, self.head, self.depths = body, head, depths
 
     def forward(self, x: Tensor) -> Output:
         """Logits and features of a batch."""
         features = self.body(x)
         return Output(self.head(features), features)
+
+
+ACTIVATIONS = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.GELU, nn.SiLU)
+
+
+def find_depths(model: Model) -> tuple[str, ...]:
+    """Layers that give features of several depths, from the input upwards, each before its part's last activation.
+
+    The last part that learns gives the features themselves, and is not among them.
+    """
+    parts = dict(model.body.named_children())
+    learn = [name for name, part in parts.items() if any(isinstance(m, (nn.Conv2d, nn.Linear)) for m in part.modules())]
+    chosen = learn[:-1] if model.depths is None else model.depths
+    return tuple(_descend(f"body.{name}", parts[name]) for name in chosen)
+
+
+def _descend(path: str, part: nn.Module) -> str:
+    """The layer before an activation at the end of a part, or the part itself."""
+    while isinstance(part, nn.Sequential) and len(part):
+        *before, (name, last) = part.named_children()
+        if isinstance(last, ACTIVATIONS) and before and not getattr(last, "inplace", False):  # else it changes the map
+            name, last = before[-1]
+        elif not isinstance(last, nn.Sequential):
+            break
+        path, part = f"{path}.{name}", last
+    return path
 
 
 class Architecture(Component):

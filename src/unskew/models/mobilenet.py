@@ -27,7 +27,7 @@ class MobileNetV2FLFA(Architecture):
         stages = (
             (1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 1), (6, 320, 1, 1)
         )  # fmt: skip
-        return Model(_body(stem, stages, _flfa_block, last), _conv_head(1280, num_classes))
+        return Model(_body(stem, stages, _flfa_block, last), _conv_head(1280, num_classes), _strided(stages))
 
 
 @architectures.register("mobilenetv2")
@@ -42,7 +42,12 @@ class MobileNetV2(Architecture):
         stages = (
             (1, 16, 1, 1), (6, 24, 2, 1), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1)
         )  # fmt: skip
-        return Model(_body(stem, stages, _projected_block, last), nn.Linear(1280, num_classes))
+        return Model(_body(stem, stages, _projected_block, last), nn.Linear(1280, num_classes), _strided(stages))
+
+
+def _strided(stages: tuple[Stage, ...]) -> tuple[str, ...]:
+    """Stages that halve the image: each is a depth of its own."""
+    return tuple(f"stage{number}" for number, (*_, stride) in enumerate(stages, start=1) if stride > 1)
 
 
 def _body(stem: nn.Module, stages: tuple[Stage, ...], block: Block, last: nn.Module) -> nn.Module:

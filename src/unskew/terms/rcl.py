@@ -36,17 +36,12 @@ class RelaxedContrast(Term):
 
     def __call__(self, c: ClientContext, params: Tree, batch: Batch, out: Output) -> Tensor:
         """The mean over levels of both losses."""
-        seen = [pool(out.maps[layer]) for layer in self.maps(c.names) if layer in out.maps]
+        seen = [pool(out.maps[layer]) for layer in self.maps(c.names)]
         return torch.stack([self._contrast(batch, z) for z in [*seen, out.features]]).mean()
 
     def maps(self, names: Names) -> tuple[str, ...]:
-        """Blocks of the body with weights; the last of them gives the features, which are a level anyhow."""
-        learn = [
-            block
-            for block in names.blocks
-            if any(layer == block or layer.startswith(f"{block}.") for layer in names.layers)
-        ]
-        return tuple(learn[:-1]) if self.levels == "blocks" else ()
+        """The body's depths before the features, which are a level anyhow."""
+        return names.depths if self.levels == "blocks" else ()
 
     def _contrast(self, batch: Batch, z: Tensor) -> Tensor:
         unit = normalise(z)
