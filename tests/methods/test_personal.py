@@ -13,11 +13,15 @@ from unskew.base import progress, tree
 from unskew.base.batch import Batch
 from unskew.base.errors import InputError
 from unskew.base.settings import LocalSettings
+from unskew.core import local_loop
+from unskew.core.context import STATISTICS
 from unskew.core.jobs import Job
 from unskew.core.method import Method, methods
 from unskew.core.net import Net
+from unskew.core.visit import open_personal
 from unskew.methods.cd2_pfed import CD2pFed
 from unskew.methods.fedrod import FedRoD
+from unskew.methods.finetuned import plain_gradient
 from unskew.methods.local import Local
 from unskew.models.base import Model
 from unskew.runs import building
@@ -346,3 +350,26 @@ def test_cyclic_distillation_by_hand():
     grads = c.grad(lambda q: term(c, q, batch, c.forward(q, x)), params)
     torch.testing.assert_close(grads["body.weight"][1, 0], 0.5 * (p - alone)[1])
     torch.testing.assert_close(grads["body.weight"][0, 0], 0.5 * ((p - alone)[0] + (alone - p)[0]), atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("inner", ["fedala", "own(fedavg)", "fedper(evaluate=own)"])
+def test_fine_tuning_goes_on_from_the_statistics_that_belong_to_the_model(inner):
+    """And is tested with them as they are after it: BatchNorm's statistics of a client's own model are its own."""
+    prepared = building.prepare(config(f"finetuned({inner}, epochs=2)"), dataset=DATA)
+    task, client = prepared.task, 3
+    server = task.method.init(task.server_context(0))
+    message = task.method.download(task.server_context(1, (client,)), server, client)
+    trained = task.work(Job("train", 1, client, message)).state
+    job = Job("personal", 1, client, message, trained)
+    c = task.visit(job, task.federation.train(client))
+    before, after = task.method.inner.personalise(c), task.method.personalise(c)
+    name = next(name for name in before.made[STATISTICS] if name.endswith("running_mean"))
+    assert not torch.equal(before.made[STATISTICS][name], c.buffers[name])  # its own, not the received ones
+    assert not torch.equal(before.made[STATISTICS][name], after.made[STATISTICS][name])
+    by_hand = c.aside(epochs=2, steps=None).with_buffers(before.made[STATISTICS])
+    params = local_loop.sgd(by_hand, before.params, plain_gradient, purpose="finetune")
+    assert torch.equal(by_hand.buffers[name], after.made[STATISTICS][name])
+    x = DATA.test.x[:8].float()
+    tested, found = open_personal(c, after)
+    scores = task.method.predict(tested, found, x)
+    assert torch.equal(scores, c.forward(params, x, "eval", buffers=by_hand.buffers).logits)

@@ -57,6 +57,10 @@ Fixed = Literal["received", "previous"]
 """Models that do not change in a visit."""
 
 
+STATISTICS = "statistics"
+"""The group in which `personalise` hands on BatchNorm statistics that belong to its model: tests then use them."""
+
+
 class Outcome(NamedTuple):
     """Parameters, and what else was made with them: groups that later slots of the visit find in `c.made`."""
 

@@ -31,7 +31,7 @@ from unskew.core.checks.faults import Fault
 from unskew.core.checks.guard import Guard
 from unskew.core.checks.returned import CheckedDiagnostics
 from unskew.core.checks.watching import DRAWS, is_foreign, show
-from unskew.core.context import ClientContext, Fixed, Outcome, ServerContext, Steps
+from unskew.core.context import STATISTICS, ClientContext, Fixed, Outcome, ServerContext, Steps
 from unskew.core.jobs import PREVIOUS, WIRE, Job, Reply, Wire, split_state
 from unskew.core.net import Forward, Mode, Net, PassOptions
 from unskew.core.per_client import PerClient
@@ -180,7 +180,7 @@ def perform(task: Task, job: Job, c: ClientContext, data: LocalData) -> Work:
         return Work(slots.survey(c), {})
     if job.kind != "personal":
         return Work({"score": score(slots, c, job.message["model"], data, task.eval_batch)}, {})
-    c, params = open_outcome(c, slots.personalise(c))
+    c, params = open_personal(c, slots.personalise(c))
     return Work({"score": score(slots, c, params, data, task.eval_batch)}, {})
 
 
@@ -215,6 +215,13 @@ def open_outcome(c: ClientContext, found: Tree | Outcome) -> tuple[ClientContext
     if not isinstance(found, Outcome):
         return c, found
     return c.with_fields(made={**c.made, **found.made}), found.params
+
+
+def open_personal(c: ClientContext, found: Tree | Outcome) -> tuple[ClientContext, Tree]:
+    """The same of `personalise`: the visit also gets the BatchNorm statistics that belong to the model."""
+    c, params = open_outcome(c, found)
+    own = c.made.get(STATISTICS)
+    return c.with_buffers(own) if own else c, params
 
 
 def encode(wire: Wire, job: Job, c: ClientContext, done: Work) -> Work:

@@ -22,8 +22,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-from torch import Tensor
-
 from unskew.base.batch import Batch
 from unskew.base.errors import InputError
 from unskew.base.registry import param
@@ -84,11 +82,6 @@ class Ditto(Wrapper):
     def personalise(self, c: ClientContext) -> Outcome:
         """v_k; the received model where there was no visit yet."""
         return kept_model.use(c, NAME)
-
-    def predict(self, c: ClientContext, params: Tree, x: Tensor) -> Tensor:
-        """As the inner method predicts, of v_k with its own statistics."""
-        own = c.made.get(f"{NAME}/statistics")
-        return self.inner.predict(c if own is None else c.with_buffers(own), params, x)
 
     def __post_init__(self) -> None:
         """Refuses what has no model to train, and what gives clients models in a way of its own: itself, too."""

@@ -118,10 +118,6 @@ class FedALA(Method):
         """The model that the client trained last; the received one where there was no visit yet."""
         return kept_model.use(c, NAME)
 
-    def predict(self, c: ClientContext, params: Tree, x: Tensor) -> Tensor:
-        """Logits, with the statistics that belong to the model."""
-        return kept_model.predict(c, NAME, params, x)
-
 
 def _in_head(weights: Tree) -> bool:
     return all(name.startswith("head.") for name in weights)

@@ -66,6 +66,24 @@ class over_movers(mean):
     add_stack = Reducer.add_stack  # one after the other
 
 
+class movers(Reducer):
+    """How many clients took a step, and which share of the round's weight is theirs."""
+
+    def __init__(self, s: ServerContext) -> None:
+        self._count, self._weight, self._whole = 0, 0.0, 0.0
+
+    def add(self, value: Tree, reply: Reply) -> None:
+        """Takes in one client's a_k."""
+        moved = bool(value["a"] > 0)
+        self._count, self._whole = self._count + moved, self._whole + reply.weight
+        self._weight += reply.weight if moved else 0.0
+
+    def result(self) -> Tree:
+        """Both numbers."""
+        share = self._weight / self._whole if self._whole else 0.0
+        return {"count": torch.tensor(self._count), "share": torch.tensor(share, dtype=torch.float64)}
+
+
 def _invert(a: Tensor) -> Tensor:
     """1 / a, and 0 where nobody moved."""
     return torch.where(a > 0, 1 / a, 0.0)
@@ -94,7 +112,7 @@ class FedNova(Method):
         source="paper; ccvr: FedSOL's configuration",
     )
 
-    reducers = {"delta": normalised, "buffers": buffers, "steps": over_movers}
+    reducers = {"delta": normalised, "buffers": buffers, "steps": over_movers, "movers": ("steps", movers)}
 
     def update(self, s: ServerContext, server: Groups, merged: Groups) -> Groups:
         """w <- w + (sum_k p_k a_k) sum_k p_k (w_k - w) / a_k; nobody took a step: w."""
@@ -151,7 +169,10 @@ class FedNova(Method):
         return {**kept, "control": control}
 
     def _mix_control(self, s: ServerContext, server: Groups, merged: Groups) -> Tree:
-        """dbar <- (1 - m/N) dbar + (m/N) sum_k p_k d_k: the m clients of the round replace their part."""
-        dbar, part = server["control"], len(s.replied) / s.num_clients
-        round_mean = tree.scale(tree.select(merged["delta"], dbar), -1 / s.settings.lr)
+        """dbar <- (1 - m/N) dbar + (m/N) sum_k p_k d_k: the m clients that took a step replace their part."""
+        dbar, share = server["control"], float(merged["movers"]["share"])
+        if not share:
+            return dbar
+        part = int(merged["movers"]["count"]) / s.num_clients
+        round_mean = tree.scale(tree.select(merged["delta"], dbar), -1 / (s.settings.lr * share))
         return {**dbar, **tree.lerp(tree.select(dbar, round_mean), round_mean, part)}

@@ -25,7 +25,7 @@ from unskew.base import tree
 from unskew.base.naming import helper
 from unskew.base.registry import param
 from unskew.base.tree import Groups, Tree
-from unskew.core.context import ClientContext, ServerContext
+from unskew.core.context import STATISTICS, ClientContext, Outcome, ServerContext
 from unskew.core.division import Division, Head, pad
 from unskew.core.method import Method, methods
 from unskew.methods.kept_model import choose
@@ -73,17 +73,14 @@ class FedPer(Method):
         """The personal part; the whole model where it is tested or cut anew."""
         return self._remembered(c, params, tree.copy(c.buffers), round_=c.round)
 
-    def personalise(self, c: ClientContext) -> Tree:
-        """The received body with the client's own head, or its last whole model."""
+    def personalise(self, c: ClientContext) -> Tree | Outcome:
+        """The received body with the client's own head, or its last whole model with the statistics that it had."""
         if self.evaluate == "received":
             return c.received["model"]
-        return choose(self._uses_own(c), c.add_fixed(c.state["personal"]), c.received["model"])
-
-    def predict(self, c: ClientContext, params: Tree, x: Tensor) -> Tensor:
-        """Logits; the client's last whole model goes with the statistics it had."""
-        own = c.state.get("buffers") if self.evaluate != "received" else None
-        buffers = None if own is None else choose(self._uses_own(c), own, c.buffers)
-        return c.forward(params, x, mode="eval", buffers=buffers).logits
+        mine = self._uses_own(c)
+        whole = choose(mine, c.add_fixed(c.state["personal"]), c.received["model"])
+        own = c.state.get("buffers")
+        return whole if own is None else Outcome(whole, {STATISTICS: choose(mine, own, c.buffers)})
 
     def _uses_own(self, c: ClientContext) -> Tensor:
         """Whether the test is of the client's last whole model: was it ever trained, or in this round?"""

@@ -22,7 +22,7 @@ from unskew.base.errors import InputError
 from unskew.base.registry import param
 from unskew.base.tree import Groups, Tree
 from unskew.core import local_loop
-from unskew.core.context import ClientContext, Context, Outcome, ServerContext
+from unskew.core.context import STATISTICS, ClientContext, Context, Outcome, ServerContext
 from unskew.core.method import methods
 from unskew.core.wrapper import Wrapper
 
@@ -36,10 +36,11 @@ def plain_gradient(c: ClientContext, params: Tree, batch: Batch) -> Tree:
 
 def tune(c: ClientContext, found: Tree | Outcome, epochs: int, where: Where) -> Tree | Outcome:
     """The model that a slot gave after so many passes of plain SGD, which count for nothing else."""
-    aside = c.aside(epochs=epochs, steps=None).with_fields(trainable=find_tuned(c, where))
-    if not isinstance(found, Outcome):
-        return local_loop.sgd(aside, found, plain_gradient, purpose="finetune")
-    return found._replace(params=local_loop.sgd(aside, found.params, plain_gradient, purpose="finetune"))
+    aside, made = c.aside(epochs=epochs, steps=None).with_fields(trainable=find_tuned(c, where)), Outcome.of(found).made
+    if own := made.get(STATISTICS):  # they belong to the model, and are tuned with it
+        aside = aside.with_buffers(own)
+    params = local_loop.sgd(aside, Outcome.of(found).params, plain_gradient, purpose="finetune")
+    return Outcome(params, {**made, STATISTICS: aside.buffers} if own else made) if made else params
 
 
 def find_tuned(c: Context, where: Where) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from unskew.base.tree import Groups, Tree
-from unskew.core.context import ClientContext, Outcome
+from unskew.core.context import STATISTICS, ClientContext, Outcome
 
 
 def choose(mine: Tensor, own: Tree, received: Tree) -> Tree:
@@ -41,9 +41,4 @@ def use(c: ClientContext, name: str) -> Outcome:
     """For `personalise`: the client's model, or the received one if it was never visited."""
     (model, buffers), seen = recall(c, name), c.state[f"{name}/visited"]["yes"]
     chosen, statistics = choose(seen, model, c.received["model"]), choose(seen, buffers, c.received["buffers"])
-    return Outcome(chosen, {f"{name}/statistics": statistics})
-
-
-def predict(c: ClientContext, name: str, params: Tree, x: Tensor) -> Tensor:
-    """For `predict`: logits, after `use` with the statistics that belong to the model."""
-    return c.forward(params, x, "eval", buffers=c.made.get(f"{name}/statistics")).logits
+    return Outcome(chosen, {STATISTICS: statistics})

@@ -18,13 +18,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-from torch import Tensor
-
 from unskew.base import tree
 from unskew.base.errors import InputError
 from unskew.base.registry import param
 from unskew.base.tree import Groups, Tree
-from unskew.core.context import ClientContext, Outcome, ServerContext
+from unskew.core.context import STATISTICS, ClientContext, Outcome, ServerContext
 from unskew.core.method import Method, methods
 from unskew.core.term import Term
 from unskew.core.wrapper import Wrapper
@@ -53,14 +51,13 @@ class Own(Wrapper):
 
     def personalise(self, c: ClientContext) -> Outcome:
         """The model that the client has trained in this round; an absent client's is the inner method's."""
-        found = Outcome.of(self.inner.personalise(c))
-        return found._replace(params=choose(is_trained(c), c.add_fixed(c.state["own/model"]), found.params))
-
-    def predict(self, c: ClientContext, params: Tree, x: Tensor) -> Tensor:
-        """The inner method's scores; the client's own model goes with the statistics it had."""
-        own = c.state.get("own/buffers")
-        c = c if own is None else c.with_buffers(choose(is_trained(c), own, c.buffers))
-        return self.inner.predict(c, params, x)
+        found, mine = Outcome.of(self.inner.personalise(c)), is_trained(c)
+        params = choose(mine, c.add_fixed(c.state["own/model"]), found.params)
+        if (own := c.state.get("own/buffers")) is None:
+            return found._replace(params=params)
+        return Outcome.of(
+            Outcome(params, found.made), **{STATISTICS: choose(mine, own, found.made.get(STATISTICS, c.buffers))}
+        )
 
     # ------------------------------------------------------------------------- what has to be kept for it
 

@@ -20,7 +20,7 @@ from unskew.core.context import ClientContext
 from unskew.core.jobs import Job, StateStore
 from unskew.core.net import Mode, Net
 from unskew.core.task import Task
-from unskew.core.visit import client_context, open_outcome, open_visit
+from unskew.core.visit import client_context, open_personal, open_visit
 from unskew.models.base import Model
 from unskew.runs.building import build_model
 from unskew.runs.config import Run
@@ -99,7 +99,7 @@ class Models:
             to_device = task.device.to_device
             job = Job("personal", self.round, client, to_device(message), to_device(state))
             c = open_visit(task, job, task.federation.train(client))
-            c, params = open_outcome(c, method.personalise(c))
+            c, params = open_personal(c, method.personalise(c))
             found = self._trace(c, params, tapped)
             if found is None:
                 raise InputError(
