@@ -24,7 +24,8 @@ HINT += "what: unskew methods --matrix"
 LEGEND = (
     "↓ ↑: sent to and by each client in a round, in multiples of the model's bytes (an mlp of 19 kB; what does not "
     "grow with the model counts less in a larger one)",
-    "cost: a client's work against fedavg's, measured (-: not yet); inside: the wrappers that go around it, at their defaults",
+    "cost: a client's work against fedavg's, measured (-: not yet); inside: the wrappers, at their defaults, that go "
+    "around it",
 )
 FAILED = 1
 """Exit code of a matrix in which a combination is neither right nor refused."""

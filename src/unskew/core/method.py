@@ -21,6 +21,7 @@ from unskew.base.tree import Groups, Tree
 from unskew.core import local_loop
 from unskew.core.checks.declared import check_class
 from unskew.core.checks.returned import Detached, blame_loss, check_correction, check_loss
+from unskew.core.checks.steps import hold_output, refuse_output_change
 from unskew.core.context import BufferPolicy, ClientContext, Context, Outcome, ServerContext
 from unskew.core.division import Division, Layers, join
 from unskew.core.reducers import Reducers, buffers, mean
@@ -133,12 +134,21 @@ class Method(Component):
     def loss(self, c: ClientContext, params: Tree, batch: Batch) -> Tensor:
         """The local loss of one batch: the criterion and the visit's terms. The one place where it is composed."""
         out = c.forward(params, batch.x, maps=c.maps) if c.maps else c.forward(params, batch.x)
-        value = self.criterion(c, out, batch)
         if c.guarded:
-            check_loss(self, "criterion", value)
+            return self._compose_guarded(c, params, batch, out)
+        value = self.criterion(c, out, batch)
         for term in c.terms:
-            more = term(c, params, batch, out)
-            value = value + (check_loss(term, "__call__", more) if c.guarded else more)
+            value = value + term(c, params, batch, out)
+        return value
+
+    def _compose_guarded(self, c: ClientContext, params: Tree, batch: Batch, out: Output) -> Tensor:
+        """The same where somebody's code is among it: each part gives a loss, and leaves the output to the others."""
+        guard = hold_output(c, out)
+        value = check_loss(self, "criterion", self.criterion(c, out, batch))
+        refuse_output_change(guard, self, "criterion")
+        for term in c.terms:
+            value = value + check_loss(term, "__call__", term(c, params, batch, out))
+            refuse_output_change(guard, term, "__call__")
         return value
 
     def correction(self, c: ClientContext, params: Tree, batch: Batch) -> Tree | None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 from torch import Tensor
 
 from unskew.base import tree
-from unskew.base.errors import InputError
 from unskew.base.tree import Groups
 from unskew.core.jobs import StateStore
 
@@ -35,8 +35,11 @@ class PerClient:
     Slots that make the server's next state may write here (`init`, `digest`, `update`); the others only read.
     """
 
-    def __init__(self, store: StateStore | None = None, round_: int = 0, writable: bool = True) -> None:
+    def __init__(
+        self, store: StateStore | None = None, round_: int = 0, writable: bool = True, clients: int | None = None
+    ) -> None:
         self._store, self._round, self._writable = store or MemoryStore(), round_, writable
+        self._clients = clients
         self.spoilt: list[int] = []
         """Clients for which NaN or infinite numbers were put: they are not kept, and the run ends."""
         self._hold: Callable[[str, Groups], None] | None = None
@@ -47,6 +50,7 @@ class PerClient:
 
     def get(self, client: int) -> Groups:
         """What was put last for this client; empty if nothing was. Not to be changed."""
+        self._check(client)
         found = self._store.get(client)
         if self._hold is not None:
             self._hold(f"s.per_client.get({client})", found)
@@ -55,7 +59,8 @@ class PerClient:
     def put(self, client: int, groups: Groups) -> None:
         """Replaces all that the server remembers of this client."""
         if not self._writable:
-            raise InputError("s.per_client.put is for init, digest and update; download, brief and publish only read")
+            raise ValueError("s.per_client.put is for init, digest and update; download, brief and publish only read")
+        self._check(client)
         own = {group: {name: _own(value) for name, value in kept.items()} for group, kept in groups.items()}
         if not tree.all_finite(own):
             self.spoilt.append(client)
@@ -64,7 +69,13 @@ class PerClient:
 
     def read_only(self) -> PerClient:
         """The same, for slots that only read."""
-        return PerClient(self._store, self._round, writable=False)
+        return PerClient(self._store, self._round, writable=False, clients=self._clients)
+
+    def _check(self, client: object) -> None:
+        known = isinstance(client, int) and not isinstance(client, bool) and client >= 0
+        if not known or (self._clients is not None and int(cast("int", client)) >= self._clients):
+            last = "" if self._clients is None else f" to {self._clients - 1}"
+            raise ValueError(f"s.per_client knows clients by their numbers, from 0{last}, got {client!r}")
 
 
 def _own(value: Tensor) -> Tensor:

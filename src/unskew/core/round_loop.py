@@ -13,10 +13,9 @@ from typing import Any, cast
 from torch import Tensor
 
 from unskew.base import seeds, tree
-from unskew.base.errors import InputError
 from unskew.base.tree import Groups
-from unskew.core.checks.asking import ask_server, ask_weigh
-from unskew.core.checks.faults import Fault
+from unskew.core.checks.asking import USABLE, ask_server, ask_weigh, is_usable_weight
+from unskew.core.checks.faults import Fault, server_error
 from unskew.core.checks.plain import to_plain
 from unskew.core.checks.returned import Wrong, check_merged
 from unskew.core.checks.watching import WatchedReducer, is_foreign
@@ -231,11 +230,19 @@ class _Exchange:
     def _watch(self, accumulators: list[tuple[str, Reducer]]) -> list[tuple[str, Reducer]]:
         """Reducers from outside the package are looked at while they work."""
         return [
-            (group, cast("Reducer", WatchedReducer(reducer, self.task.is_first(f"reducer {type(reducer).__name__}"))))
+            (group, cast("Reducer", self._watch_one(f"{group} {place}", reducer)))
             if is_foreign([reducer])
             else (group, reducer)
-            for group, reducer in accumulators
+            for place, (group, reducer) in enumerate(accumulators)
         ]
+
+    def _watch_one(self, purpose: str, reducer: Reducer) -> WatchedReducer:
+        """It draws the same numbers whoever works between its calls."""
+
+        def seed(client: int) -> None:
+            seeds.seed_layers(self.task.seed, f"layers/reducer {purpose}", self.s.round, client)
+
+        return WatchedReducer(reducer, self.task.is_first(f"reducer {type(reducer).__name__}"), seed)
 
     def _merge_as_they_come(self, kind: Kind, accumulators: list[tuple[str, Reducer]]) -> None:
         waiting: list[Reply] = []  # for the last one of its stack
@@ -271,14 +278,16 @@ class _Exchange:
             return []
         whole = [reply if reply.stack is None else replace(reply, groups=reply.stack.take(reply.place))
                  for reply in replies]  # fmt: skip
+        self.seed_layers_for("weigh")
         given: Any = ask_weigh(self.task, self.s.read_only(), whole)
         found = _read_weights(given)
-        if found is None or len(found) != len(replies) or not all(0 <= weight < math.inf for weight in found):
+        if found is None or len(found) != len(replies) or not all(map(is_usable_weight, found)):
             shown = f"{len(found)}: {found}" if found is not None else repr(given)
-            raise InputError(
-                f"{self.task.method.name}.weigh must give a list of {len(replies)} finite weights, none below 0, "
-                f"one for each reply, got {shown[:200]}"
-            )
+            fault = Fault(
+                owner_of(self.task.method, "weigh"), "weigh",
+                f"must return a list of {len(replies)} weights, one for each reply, {USABLE}, got {shown[:200]}",
+            )  # fmt: skip
+            raise server_error(fault, self.s.round) from fault
         self._weights = {reply.client: weight for reply, weight in zip(replies, found, strict=True)}
         return [replace(reply, weight=weight) for reply, weight in zip(replies, found, strict=True)]
 
@@ -306,7 +315,12 @@ class _Exchange:
         self._sent.update(sent)
         unread = sent.keys() - self._read
         if unread:
-            raise InputError(f"{self.task.method.name} sends {sorted(unread)} but has no reducer for it; add one")
+            fault = Fault(
+                owner_of(self.task.method, "upload"),
+                "upload",
+                f"sends {sorted(unread)} but has no reducer for it; add one",
+            )
+            raise server_error(fault, self.s.round) from fault
         reply = self._decode(reply) if kind == "train" else reply
         good = tree.all_finite(reply.groups) if reply.finite is None else reply.finite
         if not self._holds:  # else the method's own rule judges it

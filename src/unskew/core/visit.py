@@ -26,7 +26,7 @@ from typing_extensions import Unpack
 from unskew.base import seeds, tree
 from unskew.base.batch import Output, cross_entropy
 from unskew.base.tree import Groups, Tree
-from unskew.core.checks.asking import Slots, hold, refuse_negative, refuse_unused_terms, take_slots
+from unskew.core.checks.asking import Slots, hold, refuse_unusable, refuse_unused_terms, take_slots
 from unskew.core.checks.faults import Fault
 from unskew.core.checks.guard import Guard
 from unskew.core.checks.returned import CheckedDiagnostics
@@ -87,7 +87,7 @@ def _work(task: Task, job: Job) -> Reply:
         c = open_visit(task, job, own)
     done = perform(task, job, c, data)
     weight = float(done.weight) if done.weight is not None else float(len(data))
-    refuse_negative(task, [weight])
+    refuse_unusable(task, [weight])
     groups, state = device.to_cpu(done.groups), device.to_cpu(done.state)
     # one look at all of it: a second one would cost a tiny visit as much again
     sound = (
@@ -279,7 +279,7 @@ def server_context(
     return ServerContext(
         **_common_fields(task, round_, own, task.buffer_policy != "average", task.steps), initial=task.initial,
         num_clients=task.num_clients, cohort=cohort, buffers=own, has_batchnorm=task.net.has_batchnorm,
-        per_client=PerClient(task.server_store, round_),
+        per_client=PerClient(task.server_store, round_, clients=task.num_clients),
     )  # fmt: skip
 
 

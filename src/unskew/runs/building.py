@@ -39,6 +39,7 @@ from unskew.executors.pool.executor import Pool
 from unskew.executors.serial import Serial
 from unskew.executors.stacked.executor import Stacked
 from unskew.models.base import Model, build
+from unskew.models.checks import check_model, check_module
 from unskew.runs.config import Run, cohort_size
 from unskew.wire.chain import Chain, build_chain
 
@@ -225,8 +226,12 @@ def _check_model(config: Run, data: Dataset, model: Model) -> None:
     theirs = overrides(method, "remodel") and is_foreign(walk_nested(method))
     if not (architecture.is_foreign or theirs):
         return
-    again = build_model(config, data)
     label = f"{method.name}.remodel" if theirs and not architecture.is_foreign else architecture.label
+    if theirs:
+        # a rule of the method's own may read other outputs than one score a class
+        reads_otherwise = any(overrides(method, slot) for slot in ("criterion", "loss", "gradient", "predict"))
+        _check_remodelled(f"{method.name}.remodel", model, data, reads_otherwise)
+    again = build_model(config, data)
     known = {id(value) for value in model.parameters()}
     if any(id(value) in known for value in again.parameters()):
         raise InputError(f"{label} must build a new module each time, and gives the same one again; make it inside")
@@ -238,6 +243,14 @@ def _check_model(config: Run, data: Dataset, model: Model) -> None:
             f"{label} gives other weights when it is asked again ('{min(names)}' differs); draw them with torch, whose "
             "generator is seeded"
         )
+
+
+def _check_remodelled(label: str, model: Model, data: Dataset, reads_otherwise: bool) -> None:
+    """What holds for a user's network holds for what a user's method makes of one."""
+    if reads_otherwise:
+        check_module(label, model)
+    else:
+        check_model(label, model, data.shape, data.num_classes)
 
 
 def _differ(one: Any, other: Any) -> bool:

@@ -5,6 +5,7 @@ The defaults are known to keep to both, so FedAvg pays nothing for it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -136,13 +137,21 @@ def _check(task: Task, slot: str, asked: Asked, value: Any, *more: Any) -> Any:
         raise Fault(owner_of(task.method, slot), slot, str(wrong)) from None
 
 
-def refuse_negative(task: Task, weights: list[float]) -> None:
-    """Weights below 0 are a fault of the slot; NaN is a matter of divergence, and a rule of the round may judge all."""
+USABLE = "0 or from 1e-30 to 1e30"
+"""Weights whose products with single-precision numbers neither vanish nor overflow."""
+
+
+def is_usable_weight(weight: float) -> bool:
+    """Whether means can be taken with it."""
+    return weight == 0 or 1e-30 <= weight <= 1e30
+
+
+def refuse_unusable(task: Task, weights: list[float]) -> None:
+    """Such weights are a fault of the slot; NaN is a matter of divergence, and a rule of the round may judge all."""
     for weight in weights:
-        if weight < 0 and not task.weighs_at_the_end:
-            raise Fault(
-                owner_of(task.method, "weight"), "weight", f"must return a number that is not below 0, got {weight:g}"
-            )
+        if not is_usable_weight(weight) and math.isfinite(weight) and not task.weighs_at_the_end:
+            what = "a number that is not below 0" if weight < 0 else f"a number that is {USABLE}"
+            raise Fault(owner_of(task.method, "weight"), "weight", f"must return {what}, got {weight:g}")
 
 
 def refuse_unused_terms(task: Task, c: ClientContext) -> None:

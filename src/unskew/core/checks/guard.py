@@ -29,8 +29,10 @@ class Guard:
         self._groups: list[tuple[Mapping[str, object], str, object, str]] = []
         self._dicts: list[tuple[Mapping[str, object], int, str]] = []
         self._parts = [(part, _read_options(part), name_of(part)) for part in parts]
+        self._classes = [(kind, _read_class(kind)) for kind in {type(part): None for part, *_ in self._parts}]
         self._copies: dict[int, Tensor] | None = {} if deep else None
         self._streams = _read_global_streams() if streams else None
+        self._threads = torch.get_num_threads()
 
     def hold(self, what: str, made: Tree | Groups) -> None:
         """Remembers a tree or groups; `what` they are called by who gets them."""
@@ -74,6 +76,9 @@ class Guard:
         for part, before, what in self._parts:
             if (option := _find_option(part, before)) is not None:
                 return f"{what}.{option}"
+        for kind, attributes in self._classes:
+            if (attribute := _find_class_change(kind, attributes)) is not None:
+                return attribute
         return None if self._copies is None else self._compare(self._copies)
 
     def _compare(self, copies: dict[int, Tensor]) -> str | None:
@@ -85,6 +90,14 @@ class Guard:
     def _list_names(self, changed: Tensor) -> str:
         """All names of a tensor: in the first round the message, say, is the initial model itself."""
         return _join(what for *_, below, _, what in self._entries if below is changed)
+
+    def find_threads(self) -> int | None:
+        """How many threads torch was told to use since; None: as many as before, which is restored."""
+        now = torch.get_num_threads()
+        if now == self._threads:
+            return None
+        torch.set_num_threads(self._threads)
+        return now
 
     def find_draw(self) -> str | None:
         """Whose global generator was drawn from or seeded, numpy's or Python's, which nobody else does."""
@@ -110,9 +123,40 @@ def _read_numpy() -> object:
 
 def _read_options(part: object) -> dict[str, Any]:
     """A component's options; what can be changed in place as a copy."""
+    return {name: _copy(value) for name, value in vars(part).items()}
+
+
+def _read_class(kind: type) -> dict[tuple[type, str], Any]:
+    """What classes from outside the package hold beside functions: the same in every visit, or executors differ."""
     return {
-        name: type(value)(value) if type(value) in (list, dict, set) else value for name, value in vars(part).items()
+        (base, name): _copy(value)
+        for base in kind.__mro__
+        if base.__module__.partition(".")[0] not in ("unskew", "torch", "builtins", "abc", "typing")
+        for name, value in vars(base).items()
+        if not name.startswith("__") and not callable(value) and not hasattr(value, "__get__")
     }
+
+
+def _find_class_change(kind: type, before: dict[tuple[type, str], Any]) -> str | None:
+    now = _read_class(kind)
+    changed = [key for key, value in now.items() if key not in before or not _is_same(value, before[key])]
+    every = [*changed, *(before.keys() - now.keys())]
+    return next((f"{base.__name__}.{name} (of the class)" for base, name in every), None)
+
+
+def _copy(value: Any) -> Any:
+    return type(value)(value) if type(value) in (list, dict, set) else value
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """The same object, or a collection of the same ones."""
+    if one is other:
+        return True
+    if type(one) is not type(other) or type(one) not in (list, dict, set) or len(one) != len(other):
+        return False
+    if isinstance(one, dict):
+        return all(name in other and own is other[name] for name, own in one.items())
+    return one == other if isinstance(one, set) else all(a is b for a, b in zip(one, other, strict=True))
 
 
 def _find_option(part: object, before: dict[str, Any]) -> str | None:

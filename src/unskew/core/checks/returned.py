@@ -192,6 +192,12 @@ def check_message(asked: Asked, value: Any) -> Groups:
     return message
 
 
+def check_brief(asked: Asked, value: Any) -> Groups:
+    """What is added to a message; a model among it takes the place of the message's."""
+    brief = as_groups(value)
+    return check_message(asked, brief) if "model" in brief else brief
+
+
 def check_published(asked: Asked, value: Any) -> Groups:
     """The whole global model; without BatchNorm the buffers may be left out."""
     found, initial = as_groups(value), asked.context.initial
@@ -206,12 +212,7 @@ def check_published(asked: Asked, value: Any) -> Groups:
 
 
 def check_merged(reducer: Reducer, value: Any, sent: Tree) -> None:
-    """What the default `update` adds to the model: a tree with the names, shapes and types that clients sent.
-
-    It is empty where all weights are 0.
-    """
-    if isinstance(value, dict) and not value:
-        return
+    """What the default `update` adds to the model: a tree with the names, shapes and types that clients sent."""
     try:
         fit(as_tree(value), sent, "a tree")
     except Wrong as wrong:
@@ -292,7 +293,7 @@ CHECKS: dict[str, Callable[..., Any]] = {
     "prepare": check_context,
     "survey": lambda asked, value: as_groups(value),
     "digest": check_state,
-    "brief": lambda asked, value: as_groups(value),
+    "brief": check_brief,
     "start": lambda asked, value: check_params(asked, value, "train"),
     "train": lambda asked, value: check_params(asked, value, "upload"),
     "upload": check_reply,

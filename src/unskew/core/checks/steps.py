@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from unskew.base import seeds
-from unskew.base.batch import Batch
+from unskew.base.batch import Batch, Output
 from unskew.base.torch_private import get_unwrapped, is_batched
 from unskew.base.tree import Tree
 from unskew.core.checks.faults import Fault, mark_spoilt
@@ -33,6 +33,22 @@ def hold_step(params: Tree, batch: Any, closely: bool = True) -> Guard:
     for one in (batch,) if isinstance(batch, Batch) else batch:
         hold_batch(guard, one)
     return guard
+
+
+def hold_output(c: Context, out: Output) -> Guard:
+    """Holds what a pass gave: criterion and terms read it one after the other."""
+    guard = Guard(deep=c.closely and c.diagnostics.steps <= 1, streams=False)
+    guard.hold_tensors({"out.logits": out.logits, "out.features": out.features})
+    guard.hold_tensors({f'out.maps["{name}"]': value for name, value in out.maps.items()})
+    return guard
+
+
+def refuse_output_change(guard: Guard, part: Any, slot: str) -> None:
+    """A fault where criterion or a term changed what the others are to read."""
+    if (changed := guard.find_change()) is not None:
+        fault = Fault(part, slot, CHANGES.format(changed))
+        mark_spoilt(fault, fault)
+        raise fault
 
 
 def refuse_change(c: Context, gradient: LocalGradient, params: Tree, batch: Any, changed: str) -> None:

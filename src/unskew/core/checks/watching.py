@@ -65,6 +65,9 @@ def call_watched(
         fault = Fault(part, slot, says.format(changed))
         mark_spoilt(fault, fault)
         raise fault
+    if (threads := guard.find_threads()) is not None:
+        what = f"{hint}sets the number of torch's threads ({threads}), on which rounding depends"
+        raise Fault(part, slot, f"{what}; leave it to the run: --set execution.threads=2", final=True)
     if (whose := guard.find_draw()) is not None:
         raise Fault(part, slot, f"{hint}{DRAWS.format(whose, stream)}", final=True)
     return value
@@ -127,11 +130,12 @@ def hold_batch(guard: Guard, batch: Batch) -> None:
 class WatchedReducer:
     """A reducer of somebody's: neither what it takes in nor the reply is changed."""
 
-    def __init__(self, reducer: Reducer, deep: bool) -> None:
-        self._reducer, self._deep = reducer, deep
+    def __init__(self, reducer: Reducer, deep: bool, seed: Callable[[int], None]) -> None:
+        self._reducer, self._deep, self._seed = reducer, deep, seed
 
     def add(self, value: Tree, reply: Reply) -> None:
         """Takes in one client's tree."""
+        self._seed(reply.client)
         guard = Guard(self._deep)
         guard.hold("value", value)
         guard.hold("reply.groups", reply.groups)
@@ -146,6 +150,7 @@ class WatchedReducer:
                 own = {name: tensor[place] for name, tensor in value.items()}
                 self.add(own, replace(reply, groups=stack.take(reply.place)))
             return
+        self._seed(replies[0].client)
         guard = Guard(self._deep)
         guard.hold("value", value)
         guard.hold("reply.stack.groups", stack.groups)
@@ -153,6 +158,7 @@ class WatchedReducer:
 
     def result(self) -> Any:
         """The merged value."""
+        self._seed(-1)
         return call_watched(self._reducer, "result", self._reducer.result, (), Guard(), AT_SERVER)
 
 

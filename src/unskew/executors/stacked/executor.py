@@ -19,7 +19,7 @@ from torch import Tensor
 from unskew.base import seeds, tree
 from unskew.base.errors import SlotError, is_from_signal, one_line
 from unskew.base.tree import Groups
-from unskew.core.checks.asking import refuse_negative
+from unskew.core.checks.asking import refuse_unusable
 from unskew.core.checks.faults import CAUGHT, Fault, client_error, find_spoiler
 from unskew.core.checks.guard import Guard
 from unskew.core.jobs import WIRE, Job, Reply, Stack, split_state
@@ -185,7 +185,7 @@ class Stacked:
         if not all(tree.find_finite(stacked_state, count)):
             sound = [self.task.find_spoilt(own) is None for own in state]
         weights = [float(n) for n in lengths] if work.weight is None else work.weight.tolist()
-        refuse_negative(self.task, weights)
+        refuse_unusable(self.task, weights)
         stack = Stack(groups, count, all(finite))
         counted, means = diagnostics.counted.tolist()[:count], diagnostics.means_by_client()[:count]
         rows = zip(jobs, state, weights, lengths, counted, means, finite, sound, strict=True)
