@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from awkward import DATA, config, play, rows_without_times
 from support import STACKED_TOLERANCE, gap, initial_model
 from unskew.base import tree
-from unskew.base.errors import InputError
+from unskew.base.errors import InputError, SlotError
 from unskew.base.registry import param
 from unskew.core import held, local_loop
 from unskew.core.context import Outcome
@@ -336,7 +336,7 @@ def test_a_rule_that_gives_no_weights_is_refused(weights):
             return eval(weights)
 
     try:
-        with pytest.raises(InputError, match=r"test_bad_rule\.weigh must give a list of 5 finite weights"):
+        with pytest.raises(SlotError, match=r"test_bad_rule\.weigh must return a list of 5 weights"):
             play("test_bad_rule", rounds=1)
     finally:
         del methods._classes["test_bad_rule"]
@@ -348,7 +348,7 @@ def test_a_rule_may_give_a_vector_and_all_weights_zero_are_said(caplog):
         """Nobody counts."""
 
         def weigh(self, s, replies):
-            with pytest.raises(InputError, match="only read"):
+            with pytest.raises(ValueError, match="only read"):
                 s.per_client.put(0, {})
             return torch.zeros(len(replies))
 

@@ -10,7 +10,7 @@ import torch
 
 from support import STACKED_TOLERANCE, gap, initial_model
 from unskew.base import storage
-from unskew.base.errors import ClientError, InputError
+from unskew.base.errors import ClientError, InputError, SlotError
 from unskew.core.method import Method, methods
 from unskew.core.per_client import PerClient
 from unskew.core.reducers import mean, per_client, total
@@ -177,13 +177,13 @@ def test_runs_that_put_nothing_have_the_checkpoints_they_had(tmp_path):
 
 @pytest.mark.parametrize("executor", ["serial", "pool", "stacked"])
 def test_putting_where_the_server_only_reads_is_an_error(executor):
-    with pytest.raises(InputError, match="download, brief and publish only read"):
+    with pytest.raises(SlotError, match="download, brief and publish only read"):
         play(method="test_writes_while_reading", execution={"executor": executor, "workers": 2})
 
 
 def test_publish_only_reads_too(monkeypatch):
     monkeypatch.setattr(Remembers, "publish", lambda self, s, server: s.per_client.put(0, {}))
-    with pytest.raises(InputError, match="only read"):
+    with pytest.raises(SlotError, match="only read"):
         play()
 
 
