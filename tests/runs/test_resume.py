@@ -108,6 +108,7 @@ def test_rounds_whose_rows_are_lost_run_again(tmp_path, whole, caplog):
     (path / "rounds.jsonl").write_text("".join(lines[:4]) + lines[4][:-20])  # rounds 0 to 3, and a torn one
     engine.resume(path)
     assert_equal(path, whole)
+    assert "lacks its last rows, from round 4 on" in caplog.text
     path = interrupted(tmp_path / "other", 4)
     lines = (path / "rounds.jsonl").read_text().splitlines(keepends=True)
     (path / "rounds.jsonl").write_text("".join(lines[:2] + lines[3:]))

@@ -89,11 +89,14 @@ def save(
     remembered.prune()
 
 
+def find_last_round(folder: Path) -> int:
+    """The round of the newest checkpoint, whole or not; -1: there is none."""
+    return max(map(_round_of, _newest_first(folder)), default=-1)
+
+
 def load_newest(folder: Path, identity: Identity, at_most: int) -> Checkpoint | None:
     """The newest whole checkpoint up to a round; a damaged one is named and passed over. None if there is none."""
-    candidates = [
-        path for path in _newest_first(folder) if int(path.name.split(".")[0].removeprefix("round-")) <= at_most
-    ]
+    candidates = [path for path in _newest_first(folder) if _round_of(path) <= at_most]
     problems: list[InputError] = []
     for path in candidates:
         try:
@@ -132,6 +135,10 @@ def _read(path: Path, identity: Identity) -> Checkpoint:
     remembered = groups.pop(_REMEMBERED)["snapshot"] if _REMEMBERED in groups else torch.zeros_like(states)
     state_file.check(path.parent, remembered, state_file.SERVER_NAME)
     return Checkpoint(int(notes["round"]), groups, states, remembered, notes.get("rows"), notes.get("client_rows", 0))
+
+
+def _round_of(path: Path) -> int:
+    return int(path.name.split(".")[0].removeprefix("round-"))
 
 
 def _newest_first(folder: Path) -> list[Path]:

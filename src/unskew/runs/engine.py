@@ -344,6 +344,8 @@ class _Loop:
         unbroken = next(number for number in itertools.count() if number not in self.known) - 1
         if self.known and unbroken < max(self.known):
             log.warning("rounds.jsonl lacks round %d; resuming from before it", unbroken + 1)
+        elif unbroken < checkpoint.find_last_round(self.folder.checkpoints):  # rows are written before checkpoints
+            log.warning("rounds.jsonl lacks its last rows, from round %d on; resuming from before it", unbroken + 1)
         found = checkpoint.load_newest(self.folder.checkpoints, self._identity, unbroken)
         if found is not None and found.rows is not None:
             self.folder.check_rows(found.rows, found.round)
