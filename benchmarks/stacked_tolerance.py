@@ -36,10 +36,12 @@ from unskew.core.round_loop import rounds
 from unskew.core.tolerance import NONE, USUAL, find_tolerance
 from unskew.executors.serial import Serial
 from unskew.executors.stacked.executor import Stacked
+from unskew.methods.catalogue import at_defaults
 from unskew.models.base import Architecture, Model, architectures
 from unskew.runs import building
 from unskew.runs.client_store import StateStore
 from unskew.runs.config import from_table, read_processors
+from unskew.runs.field import budget
 
 MODELS = ("mlp", "cnn8", "cnn8(norm=batch)")
 INSIDE = ("fedprox(mu=0.1)", "scaffold", "feddecorr", "fedetf", "fedblade", "fedper", "fedas")
@@ -78,7 +80,8 @@ def specifications() -> Iterator[tuple[str, str]]:
     """Methods and wires."""
     written = [line.strip() for file in sorted(VARIANTS.glob("*.txt")) for line in file.read_text().splitlines()]
     nested = [around.format(inside) for inside in INSIDE for around in AROUND]
-    for method in dict.fromkeys([*PLAIN, *STEADY, *filter(None, written), *nested]):
+    defaults = [str(budget(at_defaults(name))) for name in methods if name not in ("fedaf", "feddm", "local")]
+    for method in dict.fromkeys([*PLAIN, *STEADY, *defaults, *filter(None, written), *nested]):
         yield method, ""
     for method in ("fedavg", "scaffold"):
         for wire in WIRES[1:]:
