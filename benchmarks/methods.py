@@ -10,13 +10,15 @@ method's visit stands between two of the method that it is compared with; the ra
 over the turns is shown, with the quartiles.
 
 `--only all` (the default) takes the papers' rows below and every registered method at its defaults against FedAvg;
-`--out src/unskew/methods/costs.json` writes what `unskew methods` then shows. Condensation, whose defaults take hours,
-is measured with the small budget of `unskew compare --methods all`, which the file says.
+`--out src/unskew/methods/costs.json` writes what `unskew methods` then shows, beside what is there of other methods.
+Condensation, whose defaults take hours, is measured with the small budget of `unskew compare --methods all`, which the
+file says.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import tempfile
 import time
@@ -227,7 +229,8 @@ def main() -> None:
         rows = show(timed(wanted, Path(folder)))
     if wanted.out:
         work = {key: value for key, value in vars(wanted).items() if key != "out"}
-        facts = {"machine": measure.machine(), "work": work, "methods": list_costs(rows), "rows": rows}
+        known = json.loads(wanted.out.read_text())["methods"] if wanted.out.exists() else {}  # of other methods
+        facts = {"machine": measure.machine(), "work": work, "methods": {**known, **list_costs(rows)}, "rows": rows}
         measure.write_json(wanted.out, facts)
 
 
