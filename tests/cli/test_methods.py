@@ -112,14 +112,14 @@ def test_the_matrix_of_one_method(call: Call):
 
 def test_the_matrix_shows_what_fails_and_what_is_left_out(call: Call, plugin: str, monkeypatch: pytest.MonkeyPatch):
     call(f"methods {plugin}")  # loads it
-    few = ("fedavg", "fedaf", "feddm", "fedper", "fedsol", "listed_fails", "listed_around", "listed_needs")
+    few = ("fedavg", "fedaf", "feddm", "fedetf", "fedsol", "listed_fails", "listed_around", "listed_needs")
     monkeypatch.setattr(methods, "_classes", {name: methods.get(name) for name in few})
     monkeypatch.setattr(console, "_width", 100)
     said = call("methods --matrix")
     assert said.code == 1 and "Traceback" not in said.err and max(map(len, said.out.splitlines())) <= 100
     lines = said.out.splitlines()
     assert next(line for line in lines if line.startswith("fedavg")).count("✓") == 3
-    assert "~" in next(line for line in lines if line.startswith("fedper"))
+    assert "~" in next(line for line in lines if line.startswith("fedetf"))
     assert next(line for line in lines if line.startswith("listed_fails")).count("✗") == 2
     assert sum("needs a method inside that trains by plain SGD; it has its own training" in line for line in lines) == 1
     assert any("never asks the method inside for predict" in line for line in lines)

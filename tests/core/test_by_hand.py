@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from support import FixedData, FixedFederation, PlannedTask, Recording, memory_store
-from unskew.base.errors import InputError
+from unskew.base.errors import SlotError
 from unskew.base.settings import LocalSettings
 from unskew.core.net import Net
 from unskew.core.round_loop import rounds
@@ -110,5 +110,5 @@ class Silent(FedAvg):
 
 
 def test_a_group_that_nobody_reads_is_an_error():
-    with pytest.raises(InputError, match="no reducer"):
+    with pytest.raises(SlotError, match="no reducer"):
         list(play(Silent(), [[0]], [client(2.0)]))

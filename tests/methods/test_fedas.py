@@ -20,6 +20,7 @@ from unskew.core.jobs import Job, Reply
 from unskew.core.method import methods
 from unskew.core.net import Net
 from unskew.core.observer import Observer
+from unskew.core.visit import open_personal
 from unskew.core.wrapper import Wrapper
 from unskew.data.batches import LocalData, Pipeline
 from unskew.data.dataset import Samples
@@ -373,16 +374,16 @@ def test_own_evaluation_takes_the_last_whole_model_and_before_any_visit_the_rece
     newer = {**server, "model": {name: value + 1 for name, value in server["model"].items()}}
     message = method.download(task.server_context(2), newer, 0)
     absent = task.visit(Job("personal", 2, 0, message, reply.state), task.federation.train(0))
-    kept = method.personalise(absent)
+    tested, kept = open_personal(absent, method.personalise(absent))
     moved = tree.add(reply.groups["delta"], method.shared(absent, server["model"]))
     assert all(torch.allclose(kept[name], value) for name, value in moved.items())
     (batch,) = absent.passes()
     buffers = reply.state["buffers"]
     assert torch.equal(
-        method.predict(absent, kept, batch.x), absent.forward(kept, batch.x, "eval", buffers=buffers).logits
+        method.predict(tested, kept, batch.x), absent.forward(kept, batch.x, "eval", buffers=buffers).logits
     )
     never = task.visit(Job("personal", 2, 1, message), task.federation.train(1))
-    received = method.personalise(never)
+    _, received = open_personal(never, method.personalise(never))
     assert all(torch.equal(received[name], message["model"].get(name, server["model"][name])) for name in received)
 
 

@@ -36,7 +36,7 @@ def assert_close(actual, expected, file):
 
 
 def visit(**fields):
-    return SimpleNamespace(diagnostics=Diagnostics(), **fields)
+    return SimpleNamespace(diagnostics=Diagnostics(), guarded=False, **fields)
 
 
 def batch_of(features, y=None, mask=None):

@@ -106,8 +106,16 @@ def test_stacked_tests_give_the_same_figures(caplog):
 
 def test_outputs_and_refusals():
     assert KNNPer().output == "tuned" and str(KNNPer().inner) == "finetuned(inner=fedavg)"
-    with pytest.raises(InputError, match="predict by the network alone; fedper has a rule of its own"):
-        methods.build("knnper(fedper)")
+    with pytest.raises(InputError, match="predict by the network alone; fedetf has a rule of its own"):
+        methods.build("knnper(fedetf)")
     for spec in ("knnper(k=0)", "knnper(share=2)", "knnper(mix=sum)", "knnper(scale=0)", "knnper(capacity=0)"):
         with pytest.raises(InputError):
             methods.build(spec)
+
+
+@pytest.mark.parametrize("inner", ["fedala", "own(fedavg)", "fedper(evaluate=own)", "ditto"])
+def test_without_neighbours_it_is_the_inner_method_with_its_own_statistics(inner):
+    """BatchNorm's statistics of a client's own model also make the features of its samples."""
+    options = {"rounds": 2, "sample": 0.6, "evaluation": {"local_test": "holdout"}}
+    mixed, plain = (play(spec, **options).rounds[-1]["personal"] for spec in (f"knnper({inner}, share=0)", inner))
+    assert mixed["pooled"] == plain["pooled"] and mixed["mean"] == plain["mean"]

@@ -130,13 +130,13 @@ def test_failures_and_losses_are_found():
         "ClientError: client 0 failed in round 1"
     )
     assert trial.try_method(at_defaults("test_trial_diverges")).failed.startswith("diverged")
-    assert trial.try_around("test_trial_leaves_out", at_defaults("fedper")).lost == ("predict",)
+    assert trial.try_around("test_trial_leaves_out", at_defaults("fedetf")).lost == ("predict",)
     assert trial.try_around("test_trial_leaves_out", at_defaults("fedavg")).composes
     assert "trains by plain SGD" in trial.try_around("fedsol", at_defaults("fedaf")).refused
     assert not trial.try_around("fedsol", at_defaults("fedaf")).composes
     # the class is as it was
-    assert "called" not in methods.get("fedper").predict.__code__.co_freevars
-    assert "receive" not in vars(methods.get("fedper")) and "upload" not in vars(methods.get("fedper"))
+    assert "called" not in methods.get("fedetf").predict.__code__.co_freevars
+    assert "receive" not in vars(methods.get("fedetf")) and "upload" not in vars(methods.get("fedetf"))
 
 
 def test_a_method_that_needs_arguments_is_refused(monkeypatch):

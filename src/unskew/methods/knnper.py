@@ -25,7 +25,7 @@ from torch import Tensor
 from unskew.base.errors import InputError
 from unskew.base.registry import param
 from unskew.base.tree import Tree
-from unskew.core.context import ClientContext, Outcome
+from unskew.core.context import STATISTICS, ClientContext, Outcome
 from unskew.core.method import Method, methods
 from unskew.core.slots import overrides
 from unskew.core.wrapper import Wrapper
@@ -76,6 +76,7 @@ class KNNPer(Wrapper):
     def personalise(self, c: ClientContext) -> Outcome:
         """The inner method's model, and the features and labels of the client's samples, at most `capacity`."""
         found = Outcome.of(self.inner.personalise(c))
+        c = c.with_buffers(own) if (own := found.made.get(STATISTICS)) else c
         features, labels = [], []
         with torch.no_grad():
             for batch in c.draw_part(1.0, "knnper", at_most=self.capacity).passes():

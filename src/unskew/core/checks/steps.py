@@ -37,7 +37,8 @@ def hold_step(params: Tree, batch: Any, closely: bool = True) -> Guard:
 
 def hold_output(c: Context, out: Output) -> Guard:
     """Holds what a pass gave: criterion and terms read it one after the other."""
-    guard = Guard(deep=c.closely and c.diagnostics.steps <= 1, streams=False)
+    alone = not is_batched(out.logits)  # in a stack torch itself refuses what its counter would not notice
+    guard = Guard(deep=alone and c.closely and c.diagnostics.steps <= 1, streams=False)
     guard.hold_tensors({"out.logits": out.logits, "out.features": out.features})
     guard.hold_tensors({f'out.maps["{name}"]': value for name, value in out.maps.items()})
     return guard
