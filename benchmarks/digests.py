@@ -203,12 +203,13 @@ def main() -> None:
         if before["machine"] != machine():
             print(f"note: these were made by {before['machine']}, this is {machine()}")
         known = {name: own for name, own in before["digests"].items() if arguments.only in name}
-        differing = {name for name in known.keys() | found.keys() if known.get(name) != found.get(name)}
+        differing = {name for name in known if known[name] != found.get(name)}
         for name in sorted(differing):
             old, new = known.get(name, {}), found.get(name, {})
             parts = ", ".join(part for part in sorted({*old, *new}) if old.get(part) != new.get(part))
-            print(f"differs: {name}: {parts}")
-        print(f"{len(found.keys() - differing)} of {len(known)} specifications are equal")
+            print(f"differs: {name}: {parts if new else 'not run now'}")
+        new = found.keys() - known.keys()
+        print(f"{len(known.keys() - differing)} of {len(known)} specifications are equal, {len(new)} are new")
         sys.exit(bool(differing))
 
 

@@ -360,13 +360,19 @@ _KINDS = {
 """Pydantic's kinds of errors in the words of the command line."""
 
 
+_KIND_OF_UNION = re.compile(r"constrained-\w+$|literal\[")
+"""What pydantic adds to a field's place where the field may be of several kinds."""
+
+
 def validation_line(what: str, error: pydantic.ValidationError) -> str:
     """The first problem pydantic found, as `what.field: message, got value`."""
     first = error.errors()[0]
-    where = ".".join([what, *(str(part) for part in first["loc"])])
+    where = ".".join([what, *(str(part) for part in first["loc"] if not _KIND_OF_UNION.match(str(part)))])
     message = first["msg"][:1].lower() + first["msg"][1:]
     message = message.removeprefix("value error, ")
     message = _KINDS.get(first["type"], message)
+    if first["loc"] and _KIND_OF_UNION.match(str(first["loc"][-1])) and len(error.errors()) > 1:
+        message += f", or {error.errors()[1]['msg'].removeprefix('Input should be ')}"
     for limit in first.get("ctx", {}).values():  # 3.4e38, not forty digits
         if isinstance(limit, float) and limit >= 1e15:
             message = f"{message.rpartition(' ')[0]} {limit:g}"
@@ -447,6 +453,8 @@ def options(cls: type) -> list[Option]:
 
 
 def _type_text(hint: Any) -> str:
+    if typing.get_origin(hint) is typing.Annotated:
+        return _type_text(typing.get_args(hint)[0])
     if typing.get_origin(hint) is typing.Literal:
         return " | ".join(str(value) for value in typing.get_args(hint))
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:

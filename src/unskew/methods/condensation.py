@@ -11,9 +11,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from unskew.base import progress, tree
@@ -69,6 +70,12 @@ def gather(c: ClientContext) -> Batch:
     parts = list(c.passes())
     x, y, positions = (torch.cat([part[i] for part in parts]) for i in range(3))  # type: ignore[misc]
     return Batch(x, y, positions)
+
+
+def select_classes(batch: Batch, classes: Tensor) -> Batch:
+    """The samples of these classes; `classes`: [C] bool."""
+    wanted = classes.to(batch.y.device)[batch.y]
+    return batch if wanted.all() else Batch(batch.x[wanted], batch.y[wanted], batch.positions[wanted])
 
 
 def held_classes(batch: Batch) -> Tensor:
@@ -181,6 +188,11 @@ class Condensing(Method):
     """The client's and the server's loop; a method says which network looks, and what must match."""
 
     ipc: int = param(default=50, ge=1, doc="synthetic images per class held", source="FedAF paper, CIFAR-10")
+    min_class: Annotated[int, Field(ge=1)] | Literal["ipc"] = param(
+        default=1,
+        doc="a client condenses the classes of which it holds so many samples",
+        source="our choice, so that small clients take part; `ipc` gives the bytes of FedAF's Table 7",
+    )
     steps: int = param(default=1000, ge=0, doc="condensation steps per visit", source="FedAF paper")
     image_lr: float = param(default=1.0, ge=0, doc="learning rate of the pixels", source="FedAF paper, CIFAR-10")
     image_momentum: float = param(default=0.9, ge=0, lt=1, doc="momentum of the pixels", source="FedAF paper")
@@ -236,9 +248,10 @@ class Condensing(Method):
     def train(self, c: ClientContext, params: Tree) -> Outcome:
         """The condensed data, `c.made["images"]`: images `x` and their classes `y`; no model is trained."""
         self._check(c)
-        if len(c.data) == 0:
+        classes = self.condensed(c)
+        if not classes.any():
             return Outcome({}, {"images": {}})
-        real = gather(c)
+        real = select_classes(gather(c), classes)
         first = c.state.get("data") or first_images(c, real, self.ipc, self.mean_of)
         batches = real_batches(c, real, self.real_batch, self.steps)
         return Outcome({}, {"images": self.condense(c, params, first, batches)})
@@ -248,6 +261,11 @@ class Condensing(Method):
             raise InputError(
                 f"{self.name}: quantise needs images of 8 bits, got {c.data.source.x.dtype}; use quantise=false"
             )
+
+    @helper
+    def condensed(self, c: ClientContext) -> Tensor:
+        """[C]: which classes the client condenses, those of which it holds enough samples."""
+        return c.counts >= (self.ipc if self.min_class == "ipc" else self.min_class)
 
     @helper
     def condense(self, c: ClientContext, params: Tree, images: Tree, batches: Iterable[Batch]) -> Tree:
@@ -272,7 +290,7 @@ class Condensing(Method):
     def upload(self, c: ClientContext, params: Tree) -> Groups:
         """The condensed data; beside the measured bytes the row holds the paper's count, 8 bits a pixel."""
         images = c.made["images"]
-        held, shape = int((c.counts > 0).sum()), tuple(images["x"].shape[1:]) if images else ()
+        held, shape = int(self.condensed(c).sum()), tuple(images["x"].shape[1:]) if images else ()
         size = count_bytes(c.num_classes, held, self.ipc, shape, self.tables())
         c.diagnostics.note("bytes_up_8bit", float(size))
         return {"data": to_8_bits(c, images) if self.quantise and images else images}

@@ -200,8 +200,8 @@ class FedAF(Condensing):
 
     @helper
     def cdc_loss(self, c: ClientContext, u: Tensor, known: Tree) -> Tensor:
-        """L_CDC: F(u_c, v_c), summed over the classes that the client holds and that have a v_c."""
-        held = known["held"] & (c.counts > 0)
+        """L_CDC: F(u_c, v_c), summed over the classes that the client condenses and that have a v_c."""
+        held = known["held"] & self.condensed(c)
         u, v = u[held], known["rows"][held]
         if self.distance == "sorted":
             return sorted_distance(u, v).sum()

@@ -32,7 +32,7 @@ _PIECE = 1 << 17
 
 @dataclass(frozen=True, eq=False)
 class ListedPartition(Partition):
-    """Client k holds the samples `indices[offsets[k]:offsets[k + 1]]`; no sample belongs to two clients."""
+    """Client k holds the samples `indices[offsets[k]:offsets[k + 1]]`; none belongs to two clients unless `shared`."""
 
     indices: Ints
     offsets: Ints
@@ -40,13 +40,14 @@ class ListedPartition(Partition):
     split: dict[str, Any] = field(default_factory=dict)
     seed: int | None = None
     data: str = ""
+    shared: bool = False
 
     def __post_init__(self) -> None:
         for name in ("indices", "offsets"):
             frozen = np.array(getattr(self, name), dtype=np.int64)
             frozen.flags.writeable = False
             object.__setattr__(self, name, frozen)
-        _check(self.indices, self.offsets, self.samples)
+        _check(self.indices, self.offsets, self.samples, self.shared)
 
     @classmethod
     def from_lists(cls, lists: Sequence[ArrayLike], samples: int, **origin: Any) -> ListedPartition:
@@ -100,6 +101,7 @@ class ListedPartition(Partition):
             "data": self.data,
             "samples": self.samples,
             "hash": self.hash,
+            **({"shared": True} if self.shared else {}),
             "clients": [],
         }
         lists = ", ".join(self._write_lists())
@@ -118,7 +120,9 @@ class ListedPartition(Partition):
         origin = json.loads(next(pieces))
         check_fields(origin, FORMAT, FIELDS)
         sizes, indices = _read_lists(chain([origin.pop("clients")], map(json.loads, pieces)))
-        partition = cls(indices, offsets_of(sizes), **{key: origin[key] for key in ORIGIN})
+        partition = cls(
+            indices, offsets_of(sizes), **{key: origin[key] for key in ORIGIN}, shared=origin.get("shared") is True
+        )
         if partition.hash != origin["hash"]:
             raise InputError(f"its hash is {origin['hash']!r} but its clients give '{partition.hash}'")
         return partition
@@ -162,7 +166,7 @@ def _read_lists(blocks: Iterator[Any]) -> tuple[Ints, Ints]:
     return np.concatenate(sizes), np.concatenate(indices)
 
 
-def _check(indices: Ints, offsets: Ints, samples: int) -> None:
+def _check(indices: Ints, offsets: Ints, samples: int, shared: bool) -> None:
     if len(offsets) < 2:
         raise InputError("a partition needs at least one client, got none")
     if offsets[0] != 0 or offsets[-1] != len(indices) or (np.diff(offsets) < 0).any():
@@ -172,8 +176,10 @@ def _check(indices: Ints, offsets: Ints, samples: int) -> None:
     low, high = int(indices.min()), int(indices.max())
     if low < 0 or high >= samples:
         raise InputError(f"sample indices must be in 0..{samples - 1}, got {low}..{high}")
-    ordered = np.sort(indices)
+    owned = indices + samples * np.repeat(np.arange(len(offsets) - 1), np.diff(offsets)) if shared else indices
+    ordered = np.sort(owned)
     twice = ordered[1:][ordered[1:] == ordered[:-1]]
     if len(twice):
         times = int(np.count_nonzero(ordered == twice[0]))
-        raise InputError(f"sample {int(twice[0])} is held {times} times; a sample belongs to one client")
+        whose = "a client holds a sample once" if shared else "a sample belongs to one client"
+        raise InputError(f"sample {int(twice[0]) % samples} is held {times} times; {whose}")

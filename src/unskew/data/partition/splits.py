@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import logging
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.random import RandomState
@@ -14,11 +15,15 @@ from unskew.data.dataset import Dataset
 from unskew.data.partition.base import Ints, Partition
 from unskew.data.partition.listed import ListedPartition, offsets_of
 
+log = logging.getLogger(__name__)
 Cap = Literal["integer", "real", "none"]
 
 
 class Split(Component):
     """Cuts the training samples of a data set into clients."""
+
+    may_share: ClassVar[bool] = False
+    """Whether two clients may hold the same sample."""
 
     def cut(self, dataset: Dataset, clients: int, seed: int) -> Partition:
         """Which client holds which sample; the same arguments give the same partition."""
@@ -32,7 +37,8 @@ class Split(Component):
             )
         indices, sizes = assigned
         origin: dict[str, Any] = {"split": to_table(self), "seed": seed, "data": dataset.fingerprint()}
-        return ListedPartition(indices, offsets_of(sizes), len(dataset.train), **origin)
+        shared = self.may_share and len(np.unique(indices)) < len(indices)
+        return ListedPartition(indices, offsets_of(sizes), len(dataset.train), **origin, shared=shared)
 
     def assign(self, dataset: Dataset, clients: int, rng: RandomState) -> tuple[Ints, Ints]:
         """The sample indices, client after client, and how many of them each client gets."""
@@ -81,7 +87,7 @@ class Dirichlet(Split):
     min_size: int = param(
         default=10, ge=0, doc="samples that the smallest client must get", source="FedSOL, NIID-Bench"
     )
-    tries: int = param(default=1000, ge=1, doc="draws before giving up on min_size")
+    tries: int = param(default=1000, ge=1, doc="draws as published, before counts alone are drawn, which is faster")
     cap: Cap = param(
         default="integer", doc="a client is full at n // N samples, at n / N, or never", source="FedSOL: integer"
     )
@@ -102,11 +108,15 @@ class Dirichlet(Split):
             if sizes.min() >= self.min_size:
                 return indices, sizes
             smallest, short = max(smallest, int(sizes.min())), min(short, int((sizes < self.min_size).sum()))
-            if draw >= 20 and short >= 10:  # the chance that a draw leaves none short is about exp(-short)
+            if draw >= 20 and short >= 5:  # the chance that a draw leaves none short is about exp(-mean of short)
                 break
+        counts, drawn, largest = _search_counts([len(own) for own in by_class], clients, self, full, rng)
+        if counts is not None:
+            return _deal_counts(by_class, counts, rng)
         raise InputError(
-            f"{self.name}: after {draw} draws the smallest of {clients} clients has at most {smallest} samples, "
-            f"expected {self.min_size}; take an alpha larger than {self.alpha:g}, fewer clients or a smaller min_size"
+            f"{self.name}: after {draw + drawn:,} draws the smallest of {clients} clients has at most "
+            f"{max(smallest, largest)} samples, expected {self.min_size}; take an alpha larger than {self.alpha:g}, "
+            "fewer clients or a smaller min_size"
         )
 
 
@@ -116,7 +126,7 @@ class DirichletUncapped(Split):
 
     alpha: float = param(gt=0, le=1e6, doc="concentration: the smaller, the more skewed labels and sizes")
     min_size: int = param(default=10, ge=0, doc="samples that the smallest client must get")
-    tries: int = param(default=1000, ge=1, doc="draws before giving up on min_size")
+    tries: int = param(default=1000, ge=1, doc="draws as published, before counts alone are drawn, which is faster")
 
     def assign(self, dataset: Dataset, clients: int, rng: RandomState) -> tuple[Ints, Ints]:
         """As dirichlet, without its cap."""
@@ -129,8 +139,14 @@ class Shards(Split):
 
     per_client: int = param(ge=1, doc="shards per client")
 
+    may_share = True  # only where shards do not come out even
+
     def assign(self, dataset: Dataset, clients: int, rng: RandomState) -> tuple[Ints, Ints]:
-        """Shuffled labels, `per_client` to a client; a random shard left of each label goes with it."""
+        """Shuffled labels, `per_client` to a client; a random shard left of each label goes with it.
+
+        Where shards do not come out even, it is as in FedSOL's code: the list is filled up with labels from its second
+        one on, a label without a shard left is passed over, and a client that gets none has those of the one before.
+        """
         by_class = _find_positions(_labels(dataset), dataset.num_classes)
         present = [label for label, members in enumerate(by_class) if len(members)]
         total = clients * self.per_client
@@ -139,14 +155,20 @@ class Shards(Split):
                 f"shards: {clients} clients x {self.per_client} shards cannot hold {len(present)} classes; "
                 f"take per_client of at least {-(-len(present) // clients)} or more clients"
             )
-        wanted = np.repeat(present, total // len(present))
+        each = total // len(present)
+        wanted = np.repeat(present, each)
         rng.shuffle(wanted)
-        wanted = np.resize(wanted, total)  # where the shards do not come out even, from the start again
-        listed = np.bincount(wanted)
-        left = {label: _cut_shards(by_class[label], int(listed[label]), label) for label in present}
-        taken = [left[label].pop(_pick(len(left[label]), rng)) for label in wanted.tolist()]
-        sizes = np.array([len(shard) for shard in taken]).reshape(clients, -1).sum(axis=1)
-        return np.concatenate(taken), sizes
+        wanted = np.append(wanted, wanted[1 : 1 + total - len(wanted)])
+        left = {label: _cut_shards(by_class[label], each, label) for label in present}
+        taken = [
+            [left[label].pop(_pick(len(left[label]), rng)) for label in own if left[label]]
+            for own in wanted.reshape(clients, -1).tolist()
+        ]
+        for client, own in enumerate(taken):
+            if not own:
+                taken[client] = taken[client - 1]
+        sizes = np.array([sum(map(len, own)) for own in taken])
+        return np.concatenate([shard for own in taken for shard in own]), sizes
 
 
 @splits.register("domain")
@@ -234,6 +256,64 @@ def _deal(by_class: list[Ints], clients: int, alpha: float, full: float, rng: Ra
         owners.append(np.repeat(np.arange(clients), gained))
         sizes += gained
     indices = np.concatenate(by_class)[np.argsort(np.concatenate(owners), kind="stable")]
+    _shuffle_each(indices, sizes, rng)
+    return indices, sizes
+
+
+BLOCK, MOST = 1000, 2_000_000
+"""Partitions whose counts are drawn at once, and before giving up."""
+
+
+def _search_counts(
+    members: list[int], clients: int, split: Dirichlet, full: float, rng: RandomState
+) -> tuple[Ints | None, int, int]:
+    """Counts [C, N] of the first of many draws whose smallest client is large enough, or None.
+
+    Besides: how many were drawn, and the largest smallest client seen. At alpha 0.05 one of 17,000 draws of CIFAR-10
+    for 100 clients leaves each with 10 samples; a thousand are drawn here in the time of a few as published.
+    """
+    largest, fewest_short = 0, clients
+    for drawn in range(BLOCK, MOST + 1, BLOCK):
+        counts = _draw_counts(members, clients, split.alpha, full, rng)
+        sizes = counts.sum(1)
+        smallest = sizes.min(1)
+        if (smallest >= split.min_size).any():
+            return counts[int((smallest >= split.min_size).argmax())], drawn, int(smallest.max())
+        largest = max(largest, int(smallest.max()))
+        fewest_short = min(fewest_short, int((sizes < split.min_size).sum(1).min()))
+        if drawn >= 5 * BLOCK and fewest_short >= 5:
+            break  # of Poisson numbers whose least of 5,000 is 5, less than one in a million is 0
+        if drawn % 20_000 == 0:
+            log.info("%s: drew %s partitions, none with %d samples at every client yet", split, f"{drawn:,}", split.min_size)
+    return None, drawn, largest
+
+
+def _draw_counts(members: list[int], clients: int, alpha: float, full: float, rng: RandomState) -> Ints:
+    """[draws, C, N]: how many samples of each class each client gets, in `BLOCK` draws."""
+    counts = np.zeros((BLOCK, len(members), clients), np.int64)
+    sizes = np.zeros((BLOCK, clients), np.int64)
+    for label, number in enumerate(members):
+        shares = rng.dirichlet(np.full(clients, alpha), BLOCK)
+        lost = ~np.isfinite(shares).all(1)  # a tiny alpha underflows; its limit is one client at random
+        shares[lost] = np.eye(clients)[rng.randint(clients, size=int(lost.sum()))]
+        shares *= sizes < full
+        total = shares.sum(1, keepdims=True)
+        nobody = total[:, 0] <= 0
+        shares[nobody] = np.eye(clients)[sizes[nobody].argmin(1)]
+        ends = (np.cumsum(shares, 1) / np.where(total > 0, total, 1) * number).astype(np.int64)
+        ends[:, -1] = number
+        counts[:, label] = np.diff(ends, prepend=0)
+        sizes += counts[:, label]
+    return counts
+
+
+def _deal_counts(by_class: list[Ints], counts: Ints, rng: RandomState) -> tuple[Ints, Ints]:
+    """Samples of each class at random, as many to each client as `counts` [C, N] says."""
+    for members in by_class:
+        rng.shuffle(members)
+    owners = [np.repeat(np.arange(counts.shape[1]), own) for own in counts]
+    indices = np.concatenate(by_class)[np.argsort(np.concatenate(owners), kind="stable")]
+    sizes = counts.sum(0)
     _shuffle_each(indices, sizes, rng)
     return indices, sizes
 
