@@ -9,6 +9,7 @@ from support import FixedData, FixedFederation, PlannedTask
 from unskew.base.batch import Batch
 from unskew.base.settings import LocalSettings
 from unskew.core.net import Net
+from unskew.core.schedule import Constant
 from unskew.models.base import Model
 
 
@@ -46,5 +47,5 @@ def split_task(method, dims, clients, initial, lr=0.1, plan=None, **settings):
         method=method, federation=FixedFederation(clients, SimpleNamespace(num_classes=c)),
         net=Net(Model(nn.Sequential(nn.Linear(i, h), nn.ReLU()), nn.Linear(h, c)).double()),
         initial={"model": initial, "buffers": {}}, seed=0, local=LocalSettings(**{"lr": lr, "batch": 1, **settings}),
-        lr_decay=1.0, buffer_policy="average", cohort_size=1, plan=plan or [list(range(len(clients)))],
+        schedule=Constant(), buffer_policy="average", cohort_size=1, plan=plan or [list(range(len(clients)))],
     )  # fmt: skip

@@ -16,6 +16,7 @@ from unskew.base.settings import LocalSettings
 from unskew.core.jobs import Job
 from unskew.core.net import Net
 from unskew.core.round_loop import rounds
+from unskew.core.schedule import Constant
 from unskew.core.task import Task
 from unskew.core.tolerance import USUAL
 from unskew.data.batches import LocalData, Pipeline
@@ -122,7 +123,7 @@ def golden_task(method, file, clients, plan, num_clients=None):
         local=LocalSettings(
             lr=hyper["lr"], batch=1, momentum=hyper.get("momentum", 0.0), weight_decay=hyper.get("weight_decay", 0.0)
         ),
-        lr_decay=1.0,
+        schedule=Constant(),
         buffer_policy="average",
         cohort_size=1,
         plan=plan,
@@ -201,8 +202,8 @@ def play_vectors(kind, options, start, move, counts, tmp_path):
     clients = [FixedData([{"x": [[0.0]], "y": [0]}], 2, size) for size in counts]
     task = PlannedTask(
         method=Planted(**options), federation=FixedFederation(clients, SimpleNamespace(num_classes=2)),
-        net=Net(Model(nn.Identity(), Vector(len(start)))), seed=0, lr_decay=1.0, buffer_policy="average", cohort_size=1,
-        initial={"model": {"head.w": torch.tensor(start, dtype=torch.float64)}, "buffers": {}},
+        net=Net(Model(nn.Identity(), Vector(len(start)))), seed=0, schedule=Constant(), buffer_policy="average",
+        cohort_size=1, initial={"model": {"head.w": torch.tensor(start, dtype=torch.float64)}, "buffers": {}},
         local=LocalSettings(lr=0.1, batch=1), plan=[list(range(len(clients)))] * 1000,
     )  # fmt: skip
     server = task.method.init(task.server_context(0))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from unskew.base.registry import default_of, options
+from unskew.base.registry import Component, default_of, options
 from unskew.core.method import Method, methods
 from unskew.core.slots import DECLARATIONS, NAMES, SLOTS
 from unskew.core.wrapper import Wrapper
@@ -79,7 +79,9 @@ def stale(text, key, section):
     """Keys whose line shows another value than the default and does not say so."""
     lines = re.search(rf"^\[{key}\](.*?)(?=^\[|^```)", text, re.M | re.S)[1].splitlines()
     shown = {line.split(" ")[0]: tomllib.loads(line) for line in lines if "=" in line and "default" not in line}
-    return [name for name, row in shown.items() if row[name] != default_of(section, name)]
+    written = {name: default_of(section, name) for name in shown}
+    written = {name: str(value) if isinstance(value, Component) else value for name, value in written.items()}
+    return [name for name, row in shown.items() if row[name] != written[name]]
 
 
 def test_contributing_lists_every_slot_and_declaration():

@@ -2,6 +2,7 @@
 
 from unskew.core.division import divisions
 from unskew.core.method import methods
+from unskew.core.schedule import schedules
 from unskew.core.term import terms
 from unskew.data.partition.splits import splits
 from unskew.data.sources.base import sources
@@ -10,5 +11,5 @@ from unskew.measures.base import measures
 from unskew.models.base import architectures
 from unskew.wire.base import processors
 
-__all__ = ["architectures", "divisions", "measures", "methods", "processors", "sources", "splits", "terms",
-           "transforms"]  # fmt: skip
+__all__ = ["architectures", "divisions", "measures", "methods", "processors", "schedules", "sources", "splits",
+           "terms", "transforms"]  # fmt: skip

@@ -480,6 +480,10 @@ def fail(call: Call, plugin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("name", CLIENT)
 def test_a_clients_slot(fail, name, executor):
     expected = CLIENT[name][1].replace("{m}", name)
+    if (
+        executor == "pool" and "in place" in expected
+    ):  # workers share messages: another client may meet the change first
+        expected = expected.replace(f"{name}.upload", rf"{name}\.\w+")
     assert re.search(
         rf"error: client \d failed in round 1: .*(?:{expected})", said := fail(f"--method {name}", executor)
     ), said

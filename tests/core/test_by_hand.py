@@ -17,6 +17,7 @@ from unskew.base.errors import SlotError
 from unskew.base.settings import LocalSettings
 from unskew.core.net import Net
 from unskew.core.round_loop import rounds
+from unskew.core.schedule import Constant
 from unskew.methods.fedavg import FedAvg
 from unskew.methods.fedprox import FedProx
 from unskew.methods.scaffold import Scaffold
@@ -37,7 +38,7 @@ def play(method, plan, clients, lr=1.0):
     params, buffers = net.trees()
     task = PlannedTask(
         method=method, federation=FixedFederation(clients, SimpleNamespace(num_classes=2)), net=net,
-        initial={"model": params, "buffers": buffers}, seed=0, local=LocalSettings(lr=lr, batch=1), lr_decay=1.0,
+        initial={"model": params, "buffers": buffers}, seed=0, local=LocalSettings(lr=lr, batch=1), schedule=Constant(),
         buffer_policy="average", cohort_size=2, plan=plan,
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:

@@ -21,6 +21,7 @@ from unskew.core.jobs import Job, Reply
 from unskew.core.method import methods
 from unskew.core.net import Net
 from unskew.core.round_loop import rounds
+from unskew.core.schedule import Constant
 from unskew.core.task import Task
 from unskew.executors.serial import Serial
 from unskew.methods import condensation, fedaf
@@ -68,7 +69,7 @@ def a_task(method, params, clients):
     data = [GivenData([client], c) for client in clients]
     federation = FixedFederation(data, type("D", (), {"num_classes": c}))
     settings = LocalSettings(lr=0.1, batch=1)
-    return Task(method, federation, Net(tiny_mlp(i, h, c)), {"model": params, "buffers": {}}, 0, settings, 1.0,
+    return Task(method, federation, Net(tiny_mlp(i, h, c)), {"model": params, "buffers": {}}, 0, settings, Constant(),
                 "average", len(clients))  # fmt: skip
 
 
@@ -285,7 +286,15 @@ def test_two_steps_by_hand():
     method = FedDM(rho=0, clip=0, logits=False, image_lr=0.25, image_momentum=0.5)
     federation = FixedFederation([data], type("D", (), {"num_classes": 2}))
     task = Task(
-        method, federation, net, {"model": model, "buffers": buffers}, 0, LocalSettings(0.1, 1), 1.0, "average", 1
+        method,
+        federation,
+        net,
+        {"model": model, "buffers": buffers},
+        0,
+        LocalSettings(0.1, 1),
+        Constant(),
+        "average",
+        1,
     )
     c = task.visit(Job("train", 1, 0, {"model": model}), data)
     images = {"x": torch.zeros(1, 1, dtype=torch.float64), "y": torch.zeros(1, dtype=torch.int64)}

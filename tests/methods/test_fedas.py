@@ -20,6 +20,7 @@ from unskew.core.jobs import Job, Reply
 from unskew.core.method import methods
 from unskew.core.net import Net
 from unskew.core.observer import Observer
+from unskew.core.schedule import Constant
 from unskew.core.visit import open_personal
 from unskew.core.wrapper import Wrapper
 from unskew.data.batches import LocalData, Pipeline
@@ -66,7 +67,7 @@ def task_of(method, file, lr=0.1, epochs=1):
         method=method, federation=FixedFederation(clients, SimpleNamespace(num_classes=c)),
         net=Net(Model(nn.Sequential(nn.Linear(i, h), nn.ReLU()), nn.Linear(h, c)).double()),
         initial={"model": params_of(file.inputs["params_global"]), "buffers": {}}, seed=0,
-        local=LocalSettings(lr=lr, batch=1, epochs=epochs), lr_decay=1.0, buffer_policy="average", cohort_size=1,
+        local=LocalSettings(lr=lr, batch=1, epochs=epochs), schedule=Constant(), buffer_policy="average", cohort_size=1,
         plan=[list(range(len(clients)))],
     )  # fmt: skip
 
@@ -217,7 +218,7 @@ def scalar_task(method, batch=2, **settings):
         federation=FixedFederation([LocalData(data, None, pipeline)], SimpleNamespace(num_classes=2)),
         net=Net(Model(body, head)),
         initial={"model": {"body.weight": torch.zeros(1, 1), "head.weight": torch.zeros(2, 1)}, "buffers": {}},
-        seed=0, local=LocalSettings(lr=0.1, batch=batch, **settings), lr_decay=1.0, buffer_policy="average",
+        seed=0, local=LocalSettings(lr=0.1, batch=batch, **settings), schedule=Constant(), buffer_policy="average",
         cohort_size=1, plan=[[0]] * 3,
     )  # fmt: skip
 

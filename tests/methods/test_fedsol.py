@@ -28,6 +28,7 @@ from unskew.core.jobs import Job
 from unskew.core.method import Method, methods
 from unskew.core.net import Net
 from unskew.core.observer import Observer
+from unskew.core.schedule import Constant
 from unskew.methods.fedprox import FedProx
 from unskew.methods.fedsol.method import FedSOL, perturbation
 from unskew.methods.fedsol.strategies import remove_conflict
@@ -202,7 +203,7 @@ def toy_points(method, file):
     data = FixedData([{"x": [[hyper["u_l"], hyper["v_l"]]], "y": [0]}], 2)
     task = PlannedTask(
         method=method, federation=FixedFederation([data], SimpleNamespace(num_classes=2)),
-        net=Net(Model(nn.Identity(), Point())), seed=0, lr_decay=1.0, buffer_policy="average", cohort_size=1,
+        net=Net(Model(nn.Identity(), Point())), seed=0, schedule=Constant(), buffer_policy="average", cohort_size=1,
         initial={"model": {"head.uv": torch.zeros(2, dtype=torch.float64)}, "buffers": {}},
         local=LocalSettings(lr=hyper["lr"], batch=1, epochs=max(hyper["steps"])),
     )  # fmt: skip

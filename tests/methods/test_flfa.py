@@ -22,6 +22,7 @@ from unskew.core.net import Names, Net
 from unskew.core.observer import Observer
 from unskew.core.reducers import concat
 from unskew.core.round_loop import rounds
+from unskew.core.schedule import Constant
 from unskew.data.dataset import Samples
 from unskew.executors.stacked.lanes import Lanes
 from unskew.methods.flfa import feedback as fb
@@ -98,7 +99,7 @@ class Given:
                 lr=hyper.get("lr", 0.1), batch=1, momentum=hyper.get("momentum", 0.0),
                 weight_decay=hyper.get("weight_decay", 0.0),
             ),
-            lr_decay=1.0, buffer_policy="average", cohort_size=1, plan=[[0]], **more,
+            schedule=Constant(), buffer_policy="average", cohort_size=1, plan=[[0]], **more,
         )  # fmt: skip
 
     def method_for(self, case):

@@ -18,6 +18,7 @@ from unskew.core.context import STATISTICS
 from unskew.core.jobs import Job
 from unskew.core.method import Method, methods
 from unskew.core.net import Net
+from unskew.core.schedule import Constant
 from unskew.core.visit import open_personal
 from unskew.methods.cd2_pfed import CD2pFed
 from unskew.methods.fedrod import FedRoD
@@ -183,7 +184,7 @@ def given_task(method, net, data, initial, lr, **local):
     return PlannedTask(
         method=methods.build(method), net=net, initial={"model": params, "buffers": {}}, seed=0, plan=[[0]],
         federation=FixedFederation([data], SimpleNamespace(num_classes=len(initial["head.weight"]))),
-        local=LocalSettings(lr=lr, batch=1, **local), lr_decay=1.0, buffer_policy="average", cohort_size=1,
+        local=LocalSettings(lr=lr, batch=1, **local), schedule=Constant(), buffer_policy="average", cohort_size=1,
     )  # fmt: skip
 
 

@@ -24,6 +24,7 @@ from unskew.core.net import Net
 from unskew.core.observer import Observer
 from unskew.core.per_client import MemoryStore
 from unskew.core.profile import Profile
+from unskew.core.schedule import Schedule
 from unskew.core.slots import NAMES, overrides
 from unskew.core.term import NotedTerms, Term
 from unskew.core.wrapper import walk_nested
@@ -43,7 +44,7 @@ class Task:
     initial: Groups
     seed: int
     local: LocalSettings
-    lr_decay: float
+    schedule: Schedule
     buffer_policy: BufferPolicy
     cohort_size: int
     dropout: float = 0.0
@@ -164,11 +165,11 @@ class Task:
         return next((group for group, own in groups.items() if not tree.all_finite({group: own})), None)
 
     def settings(self, round_: int) -> LocalSettings:
-        """Local settings of a round: the learning rate decays once a round."""
+        """Local settings of a round: the learning rate changes once a round."""
         times = max(0, round_ - 1)
         if times not in self._decayed:
             self._decayed.clear()  # of one round at a time
-            self._decayed[times] = replace(self.local, lr=self.local.lr * self.lr_decay**times)
+            self._decayed[times] = replace(self.local, lr=self.local.lr * self.schedule.factor(times))
         return self._decayed[times]
 
     @cached_property

@@ -166,7 +166,7 @@ def make_task(config: Run, data: Dataset, partition: Partition) -> Task:
         initial={"model": params, "buffers": buffers},
         seed=config.seed,
         local=config.local.settings(),
-        lr_decay=config.local.lr_decay,
+        schedule=config.local.chosen_schedule,
         buffer_policy=method.buffer_policy or config.local.buffers,
         cohort_size=cohort_size(config.sample, len(partition)),
         dropout=config.dropout,

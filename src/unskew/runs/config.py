@@ -104,6 +104,10 @@ class Run(Component):
             del table["stragglers"], table["straggler_online"]
         if not self.wire:
             del table["wire"]
+        if table["local"]["schedule"] == {"name": "constant"}:
+            table["local"] = {key: value for key, value in table["local"].items() if key != "schedule"}
+        if table["data"].get("normalisation") == "usual":
+            table["data"] = {key: value for key, value in table["data"].items() if key != "normalisation"}
         table["execution"] = self.execution.rounding
         return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:12]
 
@@ -119,7 +123,8 @@ class Run(Component):
 
     def find_code(self) -> dict[str, str]:
         """Hashes of the user's code that the results depend on, by readable names."""
-        return user_code.find((self.method, self.data, self.model, self.split, self.augment, *self.wire))
+        parts = (self.method, self.data, self.model, self.split, self.augment, self.local.schedule, *self.wire)
+        return user_code.find(parts)
 
     def resolve(self, data: Dataset) -> Run:
         """The run with all that its results depend on filled in, from the data or by a rule; refuses a misfit."""
@@ -139,6 +144,7 @@ class Run(Component):
                 "leave it out of measure (--measure)"
             )
         self.execution.check()
+        _ = self.local.chosen_schedule  # or an error
         clients = self.clients or self.split.fixed_clients(data) or 20
         model = self.model or default_model(data.shape)
         with naming(0, "the model", foreign=True):
@@ -301,7 +307,8 @@ def _section(key: str, value: Any) -> Component:
     for name in value:
         if name not in known:
             raise InputError(f"{key} has no option '{name}'; {nearest(name, known)}")
-    return construct(SECTIONS[key], dict(value))
+    kinds = component_fields(SECTIONS[key])
+    return construct(SECTIONS[key], {name: kinds[name].build(v) if name in kinds else v for name, v in value.items()})
 
 
 def read_file(path: Path) -> Table:
@@ -362,7 +369,8 @@ def read_assignment(text: str) -> tuple[str, Any]:
 FLAGS = {
     "method": "method", "data": "data", "model": "model", "split": "split", "clients": "clients", "sample": "sample",
     "rounds": "rounds", "epochs": "local.epochs", "steps": "local.steps", "batch": "local.batch", "lr": "local.lr",
-    "lr_decay": "local.lr_decay", "momentum": "local.momentum", "weight_decay": "local.weight_decay",
+    "lr_decay": "local.lr_decay", "schedule": "local.schedule", "momentum": "local.momentum",
+    "weight_decay": "local.weight_decay",
     "augment": "augment", "buffers": "local.buffers", "dropout": "dropout", "stragglers": "stragglers",
     "straggler_online": "straggler_online", "seed": "seed", "split_seed": "split_seed",
     "eval_every": "evaluation.every", "clients_every": "evaluation.clients_every",

@@ -15,6 +15,7 @@ from unskew.base.settings import LocalSettings
 from unskew.base.text import Table
 from unskew.core.context import BufferPolicy
 from unskew.core.device import Device, Precision
+from unskew.core.schedule import Schedule, schedules
 from unskew.data.federation import LocalTest
 
 log = logging.getLogger(__name__)
@@ -40,11 +41,27 @@ class Local(Component):
     batch: int = param(default=32, ge=1, doc="samples in a batch")
     lr: float = param(default=0.05, gt=0, le=LARGEST, doc="learning rate of the first round")
     lr_decay: float = param(default=1.0, gt=0, le=1, doc="factor on the learning rate after each round")
+    schedule: Schedule = param(
+        default=schedules.build("constant"),
+        doc="the learning rate over the rounds: constant, exponential(0.99), inverse(0.001)",
+    )
     momentum: float = param(default=0.0, ge=0, lt=1, doc="momentum of SGD, fresh at every visit")
     weight_decay: float = param(default=0.0, ge=0, le=LARGEST, doc="weight decay of SGD")
     drop_last: bool = param(default=False, doc="drop a short last batch if the client has a full one")
     shuffle: bool = param(default=True, doc="shuffle the client's samples in each epoch")
     buffers: BufferPolicy = param(default="average", doc="BatchNorm statistics: averaged, kept at the client, or reset")
+
+    @property
+    def chosen_schedule(self) -> Schedule:
+        """The schedule, of which `lr_decay` is a short form."""
+        if self.lr_decay == 1:
+            return self.schedule
+        if self.schedule != schedules.build("constant"):
+            raise InputError(
+                f"local.lr_decay = {self.lr_decay:g} and local.schedule = {self.schedule} both change the learning "
+                "rate; leave one of them out"
+            )
+        return schedules.build({"name": "exponential", "decay": self.lr_decay})
 
     def settings(self) -> LocalSettings:
         """What the local loop needs of it."""

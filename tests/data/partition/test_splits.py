@@ -183,7 +183,11 @@ def test_seeds_decide(text):
         ("iid", 0, r"must be in 1\.\.100"),
         ("iid", 101, r"must be in 1\.\.100, the number of samples; got 101"),
         ("dirichlet:0.1", 11, "need 110, the data have 100; take fewer clients or a smaller min_size"),
-        ("dirichlet(0.001, tries=20)", 10, r"after [0-9,]+ draws the smallest of 10 .* at most \d samples, expected 10"),
+        (
+            "dirichlet(0.001, tries=20)",
+            10,
+            r"after [0-9,]+ draws the smallest of 10 .* at most \d samples, expected 10",
+        ),
         ("dirichlet(0.001, min_size=1)", 90, "after [0-9,]+ draws the smallest of 90"),
         ("shards:1", 5, "5 clients x 1 shards cannot hold 10 classes; take per_client of at least 2"),
         ("shards:20", 100, "take a smaller per_client"),

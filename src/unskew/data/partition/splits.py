@@ -284,7 +284,9 @@ def _search_counts(
         if drawn >= 5 * BLOCK and fewest_short >= 5:
             break  # of Poisson numbers whose least of 5,000 is 5, less than one in a million is 0
         if drawn % 20_000 == 0:
-            log.info("%s: drew %s partitions, none with %d samples at every client yet", split, f"{drawn:,}", split.min_size)
+            log.info(
+                "%s: drew %s partitions, none with %d samples at every client yet", split, f"{drawn:,}", split.min_size
+            )
     return None, drawn, largest
 
 

@@ -15,6 +15,7 @@ from unskew.base.process import hold_process
 from unskew.data.dataset import Dataset
 from unskew.data.files.download import Progress
 from unskew.data.files.finder import Finder
+from unskew.data.normalisation import normalise_by
 from unskew.data.sources.base import Source, sources
 
 for _module in pkgutil.iter_modules(__path__):
@@ -36,7 +37,7 @@ def load(
         forget_edited()
     source, find = sources.build(spec), Finder(data_dir, offline=offline, progress=progress)
     if type(source).__module__.startswith("unskew.") and not source.code_used():
-        return source.load(find)  # draws nothing from there
+        return normalise_by(source.load(find), source.normalisation)  # draws nothing from there
     with hold_process(), seeds.seed_everything(0, "data"):
         found: object = source.load(find)
     if not isinstance(found, Dataset):
@@ -44,4 +45,4 @@ def load(
             f"data {source.name}: load must return an unskew.Dataset, got {type(found).__name__}; see CONTRIBUTING.md, "
             "More examples"
         )
-    return found
+    return normalise_by(found, source.normalisation)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from unskew.base.registry import Component, Registry
+from unskew.base.registry import Component, Registry, param
 from unskew.data.dataset import Dataset
 from unskew.data.files.finder import Finder, Needed
 
@@ -22,8 +22,14 @@ class About:
     licence: str = "none named"
 
 
+@dataclass(frozen=True)
 class Source(Component):
     """Loads one data set; the class attributes describe its files without loading anything."""
+
+    normalisation: str = param(
+        default="usual",
+        doc="of 8-bit images: usual, half, cifar, cifar_exact, cinic, or numbers, such as '0.5 0.5 0.5; 0.2 0.2 0.2'",
+    )
 
     about: ClassVar[About] = About()
     files: ClassVar[tuple[Needed, ...]] = ()
