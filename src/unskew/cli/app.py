@@ -25,6 +25,10 @@ COMMANDS = {
         "compare.compare",
         "Compares methods on the same split, clients, batches and initial weights, over several seeds.",
     ),
+    "reproduce": (
+        "reproduce.reproduce",
+        "Reproduces the papers' tables and figures: ours beside the printed, in their protocols.",
+    ),
     "split": (
         "split.split",
         "Shows and saves a partition: counts per client and class, how skewed it is, a picture.",

@@ -12,7 +12,9 @@ PAPERS: dict[str, Paper] = {module.PAPER.name: module.PAPER for module in (flfa,
 
 def list_tables() -> list[Table]:
     """All tables, paper by paper, in the order of their numbers."""
-    return [table for paper in PAPERS.values() for table in sorted(paper.tables.values(), key=lambda own: int(own.name[1:]))]
+    return [
+        table for paper in PAPERS.values() for table in sorted(paper.tables.values(), key=lambda own: int(own.name[1:]))
+    ]
 
 
 def find(name: str) -> Table | Figure:

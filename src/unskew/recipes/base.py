@@ -48,6 +48,8 @@ class Cell:
     against: Run | None = None
     """The run whose figure it is divided by (or, with `inverse`, divides): relative times and speed-ups."""
     inverse: bool = False
+    images_matter: bool = True
+    """False: generated images of the same number and classes give the same figure, such as bytes."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +166,11 @@ class Table:
             keys = {key: text for key, text in line.items() if key not in (*self.values, self.std)}
             for value in self.values:
                 more = {"value": value} if len(self.values) > 1 else {}
-                std = float(line[self.std]) if self.std and value == self.values[0] and _is_number(line[self.std]) else None
+                std = (
+                    float(line[self.std])
+                    if self.std and value == self.values[0] and _is_number(line[self.std])
+                    else None
+                )
                 if line[value] == "":
                     continue
                 yield Printed({**keys, **more}, line[value], std, self._label(keys, self.rows), self._head(keys, more))
@@ -217,7 +223,10 @@ class Drawn:
     x: str
     y: str
     kind: Literal["line", "bar", "scatter"] = "line"
+    ticks: tuple[str, ...] = ()
+    """Names of the places 0, 1, … on the x axis."""
     note: str = ""
+    """What the paper shows there, in words."""
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,9 @@ def time_loss(run: Run, loss: str, scale: Scale) -> float:
         z = features.clone().requires_grad_()
         start = time.perf_counter()
         value = _value(task, c, loss, params, batch, z)
-        torch.autograd.grad(value, [z, *(params[name] for name in params if name.startswith("head."))], allow_unused=True)
+        torch.autograd.grad(
+            value, [z, *(params[name] for name in params if name.startswith("head."))], allow_unused=True
+        )
         times.append(1000 * (time.perf_counter() - start))
     return statistics.median(times)
 
@@ -55,7 +57,7 @@ def time_loss(run: Run, loss: str, scale: Scale) -> float:
 def _value(task: Task, c: ClientContext, loss: str, params: dict[str, Tensor], batch: Batch, z: Tensor) -> Tensor:
     head = {name.removeprefix("head."): value for name, value in params.items() if name.startswith("head.")}
     if loss == "sup":
-        logits = torch.func.functional_call(task.net.model.head, head, (z,))
+        logits = torch.func.functional_call(task.net.module.head, head, (z,))
         return task.method.criterion(c, Output(logits, z), batch)
     term = terms.build({"FA": "feature_alignment", "PA": "projector_alignment", "LDDecorr": "lddecorr"}[loss])
     return term(c, params, batch, Output(z[:, :1], z))

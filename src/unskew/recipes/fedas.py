@@ -1,10 +1,13 @@
 """FedAS's tables: personal models of 20 clients on CIFAR, of which a share P is online in a round.
 
-Yang, Huang, Ye, "FedAS: Bridging Inconsistency in Personalized Federated Learning", CVPR 2024. Training and test samples
-are dealt out together and a quarter of each client's is held out; figures are pooled over clients, the best round counts.
+Yang, Huang, Ye, "FedAS: Bridging Inconsistency in Personalized Federated Learning", CVPR 2024. Training and test
+samples are dealt out together and a quarter of each client's is held out; figures are pooled over clients, the best
+round counts.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 from unskew.recipes import readers
 from unskew.recipes.base import Cell, Keys, Paper, make_run
@@ -18,7 +21,7 @@ METHODS = {
     "FedPAC": "fedpac(lam=1.0, head_epochs=1)", "FedAS": "fedas",
 }  # fmt: skip
 DATA = {"CIFAR-10": "cifar10(normalisation=half)", "CIFAR-100": "cifar100(normalisation=half)"}
-PROTOCOL = {
+PROTOCOL: dict[str, Any] = {
     "model": "fedas_cnn", "clients": 20, "rounds": 40, "pool_test": True, "split_seed": 1, "augment": "none",
     "local": {"epochs": 5, "batch": 16, "lr": 0.005, "momentum": 0.0, "weight_decay": 0.0, "drop_last": True},
     "evaluation": {"local_test": "holdout", "holdout": 0.25, "clients_every": 1},
@@ -48,7 +51,11 @@ def compare_methods(row: Keys) -> Cell:
     return Cell(run_online(METHODS[row["method"]], row["dataset"], row["beta"], row["online_ratio"]), read)
 
 
-_LAYOUT = {"columns": ("beta", "online_ratio"), "short": {"online_ratio": "P"}, "derived": {"method": "delta_printed"}}
+_LAYOUT: dict[str, Any] = {
+    "columns": ("beta", "online_ratio"),
+    "short": {"online_ratio": "P"},
+    "derived": {"method": "delta_printed"},
+}
 PAPER.table("t2", "fedas_t2_cifar100", "Table 2: methods on CIFAR-100", **_LAYOUT)(compare_methods)
 PAPER.table("t3", "fedas_t3_cifar10", "Table 3: methods on CIFAR-10", **_LAYOUT)(compare_methods)
 

@@ -7,6 +7,7 @@ prototypes; the time of each loss.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from unskew.data.sources.base import sources
 from unskew.models.base import architectures
@@ -25,12 +26,12 @@ DATA = {
     "Tiny-ImageNet": "tiny_imagenet(normalisation=cinic)",  # B18: as printed
 }  # fmt: skip
 MODELS = {"MobileNetV2": "mobilenetv2", "ResNet-18": "resnet18"}
-PARTIAL = {
+PARTIAL: dict[str, Any] = {
     "model": "mobilenetv2", "clients": 100, "sample": 0.2, "rounds": 200, "augment": "crop_flip",
     "local": {"epochs": 5, "batch": 64, "lr": 0.01, "momentum": 0.9, "weight_decay": 1e-5},
     "evaluation": {"local_test": "none"},
 }  # fmt: skip
-FULL = {**PARTIAL, "clients": 20, "sample": 1.0, "rounds": 100}
+FULL: dict[str, Any] = {**PARTIAL, "clients": 20, "sample": 1.0, "rounds": 100}
 
 
 def reduce(run: Run) -> Run:
@@ -42,24 +43,22 @@ def reduce(run: Run) -> Run:
 PAPER = Paper(
     "fedblade", "FedBlade: log-determinant decorrelation and prototype-guided bilateral alignment",
     seeds=(1024, 2025, 4096), cpu=reduce,
-    cpu_text="fedavg_cnn for MobileNetV2 and ResNet-18 (features of 512, 8 times the batch of 64; the paper's have 1280 "
-    "and 512) and 8,000 of the training, 2,000 of the test samples, so 4 steps instead of 40 an epoch at a client; classes, "
+    cpu_text="fedavg_cnn for MobileNetV2 and ResNet-18 (features of 512, 8 times the batch of 64; the paper's have "
+    "1280 and 512), 8,000 training and 2,000 test samples, so 2 instead of 8 steps an epoch at a client; classes, "
     "clients, cohort, batch, epochs and rounds stay; about 50 minutes a row on one core",
 )  # fmt: skip
 
 
-def run_split(method: str, row: Keys, protocol: dict[str, object] = PARTIAL, **more: object) -> Run:
+def run_split(method: str, row: Keys, protocol: dict[str, Any] = PARTIAL, **more: Any) -> Run:
     """A method on Dirichlet(alpha) of the row's data set."""
     data = row.get("dataset") or row["dataset_inferred"]
     return make_run(protocol, method=method, data=DATA[data], split=f"dirichlet(alpha={row['alpha']})", **more)
 
 
-_METHODS_BY_SPLIT = {"columns": ("dataset", "alpha"), "std": "std"}
+_METHODS_BY_SPLIT: dict[str, Any] = {"columns": ("dataset", "alpha"), "std": "std"}
 
 
-@PAPER.table(
-    "t1", "fedblade_t1_partial_mobilenetv2", "Table 1: 20 of 100 clients, MobileNetV2", **_METHODS_BY_SPLIT
-)
+@PAPER.table("t1", "fedblade_t1_partial_mobilenetv2", "Table 1: 20 of 100 clients, MobileNetV2", **_METHODS_BY_SPLIT)
 def compare_partial(row: Keys) -> Cell:
     """Table 1."""
     return Cell(run_split(METHODS[row["method"]], row), readers.last_ten)
@@ -85,8 +84,10 @@ def count_rounds(row: Keys) -> Cell:
     return Cell(run, read, against=run_split("fedavg", row), inverse=True)
 
 
-_ROUNDS = {"columns": ("dataset", "alpha", "target_accuracy"), "values": ("rounds", "speedup"), "unit": "rounds",
-           "short": {"target_accuracy": "target"}}  # fmt: skip
+_ROUNDS: dict[str, Any] = {
+    "columns": ("dataset", "alpha", "target_accuracy"), "values": ("rounds", "speedup"), "unit": "rounds",
+    "short": {"target_accuracy": "target"},
+}  # fmt: skip
 PAPER.table("t2", "fedblade_t2_convergence", "Table 2: rounds to an accuracy, Dirichlet 0.05", **_ROUNDS)(count_rounds)
 for _number, _data, _alpha in (
     (12, "CIFAR-100", "0.05"), (13, "CIFAR-100", "0.1"), (14, "CIFAR-100", "0.5"),
@@ -147,7 +148,8 @@ def vary_epochs(row: Keys) -> Cell:
 
 
 @PAPER.table(
-    "t10", "fedblade_t10_cost_ms", "Table 10: time of each loss", unit="ms", rows=("loss",), columns=("dataset", "model"),
+    "t10", "fedblade_t10_cost_ms", "Table 10: time of each loss", unit="ms", rows=("loss",),
+    columns=("dataset", "model"),
     values=("ms_per_iteration",), comparable=False,
 )  # fmt: skip
 def time_losses(row: Keys) -> Computed:
@@ -163,6 +165,4 @@ def time_losses(row: Keys) -> Computed:
 def count_prototypes(row: Keys) -> Computed:
     """Table 11: the group `prototypes` of the message that the server really sends, without its flags."""
     run = make_run(PARTIAL, method="fedblade", data=DATA[row["dataset"]], model=MODELS[row["model"]])
-    return Computed(
-        lambda scale: count_group_bytes(run, "prototypes", "means") / 1024, "the message itself"
-    )
+    return Computed(lambda scale: count_group_bytes(run, "prototypes", "means") / 1024, "the message itself")

@@ -1,12 +1,13 @@
 """FedSOL's tables: the FedAvg CNN and larger networks on six data sets, cut by shards or by Dirichlet (LDA).
 
-Lee, Jeong, Kim, Oh, Yun, "FedSOL: Stabilized Orthogonal Learning with Proximal Restrictions in Federated Learning", CVPR
-2024. Figures are those of the last round, over three runs.
+Lee, Jeong, Kim, Oh, Yun, "FedSOL: Stabilized Orthogonal Learning with Proximal Restrictions in Federated Learning",
+CVPR 2024. Figures are those of the last round, over three runs.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from unskew.recipes import readers
 from unskew.recipes.base import Cell, Computed, Keys, Paper, make_run
@@ -19,7 +20,7 @@ METHODS = {
 }  # fmt: skip
 """With the values of Table 8; FedDyn's of the code (S10)."""
 HALF = "use_validation_for_training=true, normalisation=half"  # S14
-DATA: dict[str, dict[str, object]] = {
+DATA: dict[str, dict[str, Any]] = {
     "MNIST": {"data": "mnist", "augment": "fedsol_cifar", "clients": 100, "sample": 0.1, "rounds": 200},
     "CIFAR-10": {"data": "cifar10(normalisation=cifar_exact)", "augment": "fedsol_cifar", "clients": 100, "sample": 0.1,
                  "rounds": 300},
@@ -36,7 +37,7 @@ MODELS = {
     "Vgg11": "vgg11", "VggNet-11": "vgg11", "Res18": "resnet18(norm=batch_stats)",  # S21
     "ResNet-18": "resnet18(norm=batch_stats)", "SL-ViT": "sl_vit",
 }  # fmt: skip
-PROTOCOL = {
+PROTOCOL: dict[str, Any] = {
     "model": "fedavg_cnn", "split_seed": 19940817,
     "local": {"epochs": 5, "batch": 50, "lr": 0.01, "momentum": 0.9, "weight_decay": 1e-5, "lr_decay": 0.99},
     "evaluation": {"local_test": "none"},
@@ -52,8 +53,8 @@ def reduce(run: Run) -> Run:
 PAPER = Paper(
     "fedsol", "FedSOL: Stabilized Orthogonal Learning with Proximal Restrictions in Federated Learning (CVPR 2024)",
     seeds=(2023, 2024, 2025), cpu=reduce,
-    cpu_text="a third of the rounds (a tenth with VGG-11, ResNet-18 and SL-ViT); all else as published; about 45 minutes a "
-    "row of CIFAR-10 on two cores",
+    cpu_text="a third of the rounds (a tenth with VGG-11, ResNet-18 and SL-ViT); all else as published; about 45 "
+    "minutes a row of CIFAR-10 on two cores",
 )  # fmt: skip
 
 
@@ -63,7 +64,7 @@ def read_split(setting: str) -> str:
     return f"shards:{value}" if key == "s" else f"dirichlet(alpha={value}, min_size=10, cap=integer)"
 
 
-def run_on(method: str, dataset: str = "CIFAR-10", setting: str = "alpha=0.1", **more: object) -> Run:
+def run_on(method: str, dataset: str = "CIFAR-10", setting: str = "alpha=0.1", **more: Any) -> Run:
     """A method in the scenario of a data set."""
     return make_run(PROTOCOL, method=method, split=read_split(setting), **{**DATA[dataset], **more})
 
@@ -164,9 +165,9 @@ PERSONAL = {
     columns=("dataset",), std="std_over_clients", short={"finetune_epochs": "epochs"}, spread="clients",
 )  # fmt: skip
 def personalise(row: Keys) -> Cell:
-    """Table 9: the mean over clients on up to 1000 test samples of their labels; LDA 0.1, which the paper does not say."""
+    """Table 9: the mean over clients, on up to 1000 test samples each; LDA 0.1 is our choice, none is said."""
     local = {"local_test": "proportional", "every": 10}
-    once = {"rounds": 1, "sample": 1.0} if row["method"] == "Local-only" else {}
+    once: dict[str, Any] = {"rounds": 1, "sample": 1.0} if row["method"] == "Local-only" else {}
     run = run_on(PERSONAL[row["method"]].format(e=row["finetune_epochs"]), row["dataset"], evaluation=local, **once)
     return Cell(run, readers.mean_over_clients)
 
@@ -192,7 +193,8 @@ def perturb_large(row: Keys) -> Cell:
 
 STRATEGIES = {
     "A0": "fedavg", "A1": METHODS["FedSOL"], "A5": KL,
-    **{name: f"fedsol(strategy={name}, rho=2.0, where=head, scaling=fixed)" for name in ("A2", "A3", "A4", "A6")},  # 4.6
+    **{name: f"fedsol(strategy={name}, rho=2.0, where=head, scaling=fixed)"  # 4.6
+       for name in ("A2", "A3", "A4", "A6")},
 }  # fmt: skip
 
 

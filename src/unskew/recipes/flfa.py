@@ -1,7 +1,7 @@
 """FLFA's tables: MobileNetV2 on medical images, Fashion-MNIST and CIFAR, ten methods with and without feedback.
 
-"Federated Learning with Feedback Alignment". Figures are means over the last tenth of the rounds, three seeds; the paper
-says neither the values of the other methods (F10) nor, but for some tables, which rule chose the layers (F5).
+"Federated Learning with Feedback Alignment". Figures are means over the last tenth of the rounds, three seeds; the
+paper says neither the values of the other methods (F10) nor, but for some tables, which rule chose the layers (F5).
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ METHODS = {
 """Section 7.7 of our sheet: values of the methods' own papers and codes."""
 CIFAR = {"rounds": 500, "augment": "crop_flip"}
 DATA: dict[str, dict[str, Any]] = {
-    "BloodMNIST": {"data": "bloodmnist(normalisation=half)"}, "OrganCMNIST": {"data": "organcmnist(normalisation=half)"},
+    "BloodMNIST": {"data": "bloodmnist(normalisation=half)"},
+    "OrganCMNIST": {"data": "organcmnist(normalisation=half)"},
     "OrganSMNIST": {"data": "organsmnist(normalisation=half)"}, "PathMNIST": {"data": "pathmnist(normalisation=half)"},
     "FMNIST": {"data": "fashion_mnist"}, "CIFAR-10": {"data": "cifar10(normalisation=cifar)", **CIFAR},
     "CIFAR-100": {"data": "cifar100(normalisation=cifar)", **CIFAR},
@@ -44,19 +45,19 @@ def reduce(run: Run) -> Run:
 
 PAPER = Paper(
     "flfa", "Federated Learning with Feedback Alignment", seeds=(0, 1, 2), cpu=reduce,
-    cpu_text="20 rounds (of 100 or 500) on at most 12,000 training and 2,000 test samples, which is BloodMNIST as it is; "
-    "network, layers, clients, cohort, epochs, batch and rates stay; 20 to 40 minutes a row on one core",
+    cpu_text="20 rounds (of 100 or 500) on at most 12,000 training and 2,000 test samples (BloodMNIST's training part "
+    "has as many); network, layers, clients, cohort, epochs, batch and rates stay; 20 to 40 minutes a row on one core",
 )  # fmt: skip
 
 
-def run_on(method: str, dataset: str, flfa: bool, select: str = "auto", n_layers: int = 1, **more: object) -> Run:
+def run_on(method: str, dataset: str, flfa: bool, select: str = "auto", n_layers: int = 1, **more: Any) -> Run:
     """A method on a data set, with feedback around it or without."""
     inner = METHODS[method]
     text = f"flfa({inner}, select={select}, n_layers={n_layers})" if flfa else inner
     return make_run(PROTOCOL, method=text, **{**DATA[dataset], **more})
 
 
-_PAIRS = {"rows": ("method", "flfa"), "columns": ("dataset",), "derived": {"method": "Avg. gain"}}
+_PAIRS: dict[str, Any] = {"rows": ("method", "flfa"), "columns": ("dataset",), "derived": {"method": "Avg. gain"}}
 
 
 @PAPER.table(
@@ -82,7 +83,7 @@ def generalise(row: Keys) -> Cell:
     return Cell(run, readers.last_tenth)
 
 
-def compare_pairs(**more: object) -> Any:
+def compare_pairs(**more: Any) -> Any:
     """The recipe of a table of methods with and without feedback, with what it changes."""
 
     def recipe(row: Keys) -> Cell:
@@ -104,7 +105,8 @@ PAPER.table("t9", "flfa_t9_participation005", "Table 9: 5 % of the clients a rou
 PAPER.table("t12", "flfa_t12_feddyn", "Table 12: FedDyn", **_PAIRS)(compare_pairs())
 
 VARIANTS = {
-    "BP": "fedavg", "FLFA": "flfa(fedavg, select=lowest)", "FLFA_random_B": "flfa(fedavg, select=lowest, feedback=random)",
+    "BP": "fedavg", "FLFA": "flfa(fedavg, select=lowest)",
+    "FLFA_random_B": "flfa(fedavg, select=lowest, feedback=random)",
     "FLFA_no_scaling": "flfa(fedavg, select=lowest, scaling=false)", "DFA": "flfa(fedavg, select=lowest, dfa=true)",
 }  # fmt: skip
 
@@ -121,8 +123,10 @@ def vary_layers(row: Keys) -> Cell:
     return Cell(run, readers.last_tenth)
 
 
-_LAYERS = {"rows": ("method", "n_fa"), "columns": ("dataset",), "derived": {"method": "Avg. gain"}, "seeds": 1,
-           "short": {"n_fa": "N_FA"}}  # fmt: skip
+_LAYERS: dict[str, Any] = {
+    "rows": ("method", "n_fa"), "columns": ("dataset",), "derived": {"method": "Avg. gain"}, "seeds": 1,
+    "short": {"n_fa": "N_FA"},
+}  # fmt: skip
 PAPER.table("t10", "flfa_t10_nfa_part1", "Table 10: layers with feedback, medical images", **_LAYERS)(vary_layers)
 PAPER.table("t11", "flfa_t11_nfa_part2", "Table 11: layers with feedback, other data", **_LAYERS)(vary_layers)
 

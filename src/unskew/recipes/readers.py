@@ -16,6 +16,11 @@ def _curve(finished: Finished) -> list[float]:
     return [100 * row["accuracy"] for row in finished.rounds if row["round"] > 0 and "accuracy" in row]
 
 
+def _personal(finished: Finished) -> list[Row]:
+    """The figures of the tests at clients, round by round."""
+    return [row["personal"] for row in finished.rounds if row.get("personal", {}).get("clients_tested")]
+
+
 def last(finished: Finished) -> float:
     """FedSOL: the last round."""
     return _curve(finished)[-1]
@@ -39,7 +44,7 @@ def best(finished: Finished) -> float:
 
 def best_personal(finished: Finished) -> float:
     """FedAS: pooled over the clients' own test sets, the best round; the one before training counts (A12)."""
-    return max(100 * row["personal"]["pooled"] for row in finished.rounds if row.get("personal", {}).get("clients_tested"))
+    return max(100 * float(own["pooled"]) for own in _personal(finished))
 
 
 def last_personal(finished: Finished) -> float:
@@ -54,11 +59,11 @@ def mean_over_clients(finished: Finished) -> float:
 
 def best_mean_over_clients(finished: Finished) -> float:
     """FedAF's FedBN (E14): the mean over clients of shared weights with their own normalisation, the best round."""
-    return max(100 * row["personal"]["mean"] for row in finished.rounds if row.get("personal", {}).get("clients_tested"))
+    return max(100 * float(own["mean"]) for own in _personal(finished))
 
 
 def domain(number: int | None) -> Read:
-    """FedAF, Table 2: accuracy on one domain's test samples (None: the domains' mean) in the round with the best mean."""
+    """FedAF, Table 2: accuracy on a domain's test samples (None: the domains' mean) in the round of the best mean."""
 
     def read(finished: Finished) -> float | None:
         by_round: dict[int, dict[int, float]] = {}
@@ -101,7 +106,7 @@ def measured(name: str) -> Read:
 def megabytes_up(finished: Finished) -> float:
     """What a client sends in a round, in MB of 2^20 bytes."""
     done = [row for row in finished.rounds if row["round"] > 0]
-    return sum(row["bytes_up"] for row in done) / sum(len(row["clients"]) for row in done) / 2**20
+    return float(sum(row["bytes_up"] for row in done)) / sum(len(row["clients"]) for row in done) / 2**20
 
 
 def condensed_megabytes_up(finished: Finished) -> float:

@@ -68,7 +68,7 @@ def compare(
     for run in runs:
         watch = announce(run, len(cells) + 1, len(runs)) if announce else None
         path = out / "runs" / f"{run.method.name}-seed{run.seed}-{run.hash}"
-        cells.append(_run_cell(run, path, loaded, watch))
+        cells.append(run_cell(run, path, loaded, watch))
         _check_split(cells)
     return cells
 
@@ -91,7 +91,8 @@ def check_folder(out: Path) -> None:
         raise InputError(f"{out} is a file; choose another --out, a folder")
 
 
-def _run_cell(run: Run, path: Path, data: Dataset, watch: engine.Watch | None) -> CellResult:
+def run_cell(run: Run, path: Path, data: Dataset, watch: engine.Watch | None) -> CellResult:
+    """Runs a resolved run into its folder; a finished one is read back, an interrupted one is resumed."""
     folder = RunFolder(path)
     reused, begun = folder.finished, (path / "run.toml").exists()
     if begun:

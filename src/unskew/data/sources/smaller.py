@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import torch
 
@@ -47,7 +48,7 @@ def _choose(y: torch.Tensor, groups: torch.Tensor | None, number: int, rng: torc
     kinds = y if groups is None else y + (int(y.max()) + 1) * groups
     shuffled = torch.randperm(len(y), generator=rng)
     turn = torch.empty(len(y), dtype=torch.int64)  # a sample's number among those of its kind
-    for kind in kinds.unique():
+    for kind in sorted(set(kinds.tolist())):
         own = shuffled[kinds[shuffled] == kind]
         turn[own] = torch.arange(len(own))
     return shuffled[turn[shuffled].argsort(stable=True)][:number].sort().values
@@ -65,7 +66,7 @@ class StandIn(Source):
     about = About("as many as you say, generated", licence="none needed")
 
     def load(self, find: Finder) -> Dataset:
-        """Each class is a pattern of coarse squares under noise; a domain, if there are any, is a shift in brightness."""
+        """A class is a pattern of coarse squares under noise; a domain, if there are any, a shift in brightness."""
         about = self.like.about
         if about.shape is None or about.classes is None:
             raise InputError(f"stand_in: data '{self.like}' have no shape of their own; name a published data set")
@@ -74,13 +75,13 @@ class StandIn(Source):
         domains = DOMAINS if self.like.name == "domainnet10" else ()
         parts = []
         for word, given in (("train", self.train), ("test", self.test)):
-            number = given or _read_count(about.counts, word) or 1000
+            number = given or read_count(about.counts, word) or 1000
             y = torch.randperm(number, generator=rng) % about.classes
             group = torch.arange(number) % max(1, len(domains))
             parts.append((Samples(_paint(patterns, y, group, about.shape, rng), y), group))
         (train, group), (test, test_group) = parts
         names = tuple(str(number) for number in range(about.classes))
-        place = {"groups": group, "group_names": domains, "test_groups": test_group} if domains else {}
+        place: dict[str, Any] = {"groups": group, "group_names": domains, "test_groups": test_group} if domains else {}
         made = Dataset(f"{self.like.name} (generated)", train, test, names, *neutral_scale(train.x), **place)
         return normalise_by(made, self.like.normalisation)
 
@@ -99,6 +100,7 @@ def _paint(
     return torch.cat(blocks)
 
 
-def _read_count(counts: str, word: str) -> int | None:
+def read_count(counts: str, word: str) -> int | None:
+    """The number before a word such as train in a text such as 50,000 train / 10,000 test."""
     found = re.search(rf"([\d,]+) {word}", counts)
     return int(found[1].replace(",", "")) if found else None

@@ -1,0 +1,269 @@
+"""`unskew reproduce`: the papers' tables and figures, run in their protocols beside the printed figures."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from unskew.base.errors import InputError
+from unskew.base.text import count_of
+from unskew.cli import signals
+from unskew.cli.output import console, make_table, note, print_json
+from unskew.cli.progress import RoundProgress
+from unskew.cli.shared_flags import DataDir, Json, Quiet
+from unskew.recipes import PAPERS, find, list_tables
+from unskew.recipes.base import Figure, Finished, Scale
+from unskew.recipes.estimate import Estimate, estimate, key_of, try_out
+from unskew.recipes.queue import count_finished, plan_all, read_queue, work
+from unskew.recipes.reproduce import (
+    Compared,
+    Data,
+    Plan,
+    check_anything_runs,
+    compare_figures,
+    make_plan,
+    play,
+    read_back,
+)  # fmt: skip
+from unskew.recipes.scales import describe
+from unskew.report import reproduction
+from unskew.runs import engine
+from unskew.runs.config import Run
+from unskew.runs.folder import Row
+
+Name = Annotated[str | None, typer.Argument(help="a table or figure, such as fedas/t3 or fedsol/fig3; none: the list")]
+
+
+def reproduce(
+    name: Name = None,
+    listed: Annotated[bool, typer.Option("--list", help="list every table and figure of the papers")] = False,
+    rows: Annotated[str | None, typer.Option(help="only these rows, such as fedper,fedas")] = None,
+    columns: Annotated[
+        str | None, typer.Option(help='only these columns, such as "P=0.2"; several conditions hold together')
+    ] = None,
+    scale: Annotated[
+        Scale,
+        typer.Option(help="full: the paper's protocol; cpu: a stated reduction of tens of minutes; smoke: seconds"),
+    ] = "full",
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="how many of the paper's seeds; default: as many as it ran")
+    ] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="print the runs, their hours (by a trial of some steps) and bytes; run nothing"),
+    ] = False,
+    queue: Annotated[
+        Path | None,
+        typer.Option(help="work through a file of lines such as: fedas/t3 --rows fedas --seeds 1, at low priority"),
+    ] = None,
+    workers: Annotated[int, typer.Option(min=0, help="processes of a queue; 0: one per core")] = 0,
+    worker: Annotated[bool, typer.Option("--worker", hidden=True)] = False,
+    out: Annotated[Path, typer.Option(help="where runs and tables go; finished runs are not run again")] = Path(
+        "reproductions"
+    ),
+    data_dir: DataDir = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Reproduces the papers' tables and figures: runs their cells and prints ours beside the printed figures."""
+    if out.exists() and not out.is_dir():
+        raise InputError(f"{out} is a file; choose another --out, a folder")
+    data = Data(data_dir)
+    if queue is not None:
+        if name is not None or rows or columns:
+            raise InputError("--queue takes tables, rows and columns from its file; leave them out of the command")
+        work_through(queue, workers, worker, out, data, data_dir, quiet)
+        return
+    if listed or name is None:
+        show_list(as_json)
+        return
+    found = find(name)
+    if isinstance(found, Figure):
+        make_figure(found, scale, out, data, quiet)
+        return
+    plan = make_plan(found, scale, rows, columns, seeds, data)
+    if dry_run:
+        show_plan(plan, as_json, quiet)
+        return
+    check_anything_runs(plan)
+    signals.explain(lambda: f"the runs so far are in {out}; the same command again goes on from there")
+    with Announcer(quiet) as announcer:
+        finished = play(plan.runs, out / scale, data, announcer)
+    figures, names, folder = write_table(plan, finished, out)
+    if as_json:
+        print_json(reproduction.to_record(plan, figures))
+        return
+    show_figures(plan, figures)
+    console.print(f"\nin {folder}: {', '.join(names)}; the runs are in {out / scale / 'runs'}", soft_wrap=True)
+
+
+class Announcer:
+    """Gives each run a progress bar of its own; a run that is only read back has none."""
+
+    def __init__(self, quiet: bool) -> None:
+        self.quiet = quiet
+        self._shown: RoundProgress | None = None
+
+    def __enter__(self) -> Announcer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._shown is not None:
+            self._shown.__exit__(None, None, None)
+            self._shown = None
+
+    def __call__(self, run: Run, number: int, total: int) -> engine.Watch:
+        """Who watches the rounds of this run."""
+        title = f"[{number}/{total}] {run.method}, {run.data}, seed {run.seed}"
+
+        def watch(row: Row) -> None:
+            if self._shown is None or self._shown.title != title:
+                self.__exit__()
+                self._shown = RoundProgress(title, run.rounds, self.quiet).__enter__()
+            self._shown(row)
+
+        return watch
+
+
+def write_table(
+    plan: Plan, finished: dict[tuple[int, str], Finished], out: Path
+) -> tuple[list[Compared], list[str], Path]:
+    """The figures, and the files that were written, in their folder."""
+    figures = compare_figures(plan, finished)
+    folder = out / plan.scale / plan.table.id.replace("/", "-")
+    return figures, reproduction.write(plan, figures, finished, folder), folder
+
+
+def show_figures(plan: Plan, figures: Sequence[Compared]) -> None:
+    """Prints ours beside the printed figures."""
+    heading, *more = reproduction.make_heading(plan)
+    shown = make_table("row", "column", "printed", "ours", "difference", "", title=heading)
+    for figure in figures:
+        shown.add_row(*reproduction.to_row(figure).values())
+    console.print(shown)
+    for line in (*more, reproduction.LEGEND):
+        console.print(line, style="dim", soft_wrap=True)
+
+
+def show_list(as_json: bool) -> None:
+    """Prints every table and figure."""
+    tables = list_tables()
+    if as_json:
+        print_json(
+            [{"name": table.id, "title": table.title, "figures": len(table.printed)} for table in tables]
+            + [{"name": own.id, "title": own.title} for paper in PAPERS.values() for own in paper.figures.values()]
+        )
+        return
+    for paper in PAPERS.values():
+        shown = make_table("name", "figures", "what it is", title=paper.title)
+        for table in tables:
+            if table.paper is paper:
+                shown.add_row(table.id, str(len(table.printed)), table.title)
+        for figure in paper.figures.values():
+            shown.add_row(figure.id, "", figure.title)
+        console.print(shown)
+        console.print(f"scale cpu: {paper.cpu_text}\n", style="dim", soft_wrap=True)
+    console.print(
+        f"{len(tables)} tables; run one: unskew reproduce fedas/t3 --rows fedper,fedas --columns P=0.2 --seeds 1 "
+        "(add --dry-run to see what it takes)", soft_wrap=True,
+    )  # fmt: skip
+
+
+def show_plan(plan: Plan, as_json: bool, quiet: bool) -> None:
+    """Prints the runs of a plan with estimated hours and bytes."""
+    tried: dict[str, tuple[float, float, float, float]] = {}
+    estimates: list[tuple[Run, Estimate]] = []
+    for number, run in enumerate(plan.runs, 1):
+        if key_of(run) not in tried:
+            if not quiet:
+                note(f"[{number}/{len(plan.runs)}] trying {run.method} with {run.model}")
+            tried[key_of(run)] = try_out(run)
+        estimates.append((run, estimate(run, tried[key_of(run)])))
+    missing = sorted({job.missing for job in plan.jobs if job.missing})
+    lost = len({id(job.printed) for job in plan.jobs if job.missing})
+    hours, sent = sum(each.hours for _, each in estimates), sum(each.gigabytes for _, each in estimates)
+    if as_json:
+        print_json({
+            "table": plan.table.id, "scale": plan.scale, "figures": len(plan.figures), "hours": hours,
+            "gigabytes": sent,
+            "missing": missing, "figures_without_data": lost,
+            "runs": [{"method": str(run.method), "data": str(run.data), "split": str(run.split), "seed": run.seed,
+                      "rounds": run.rounds, "hours": each.hours, "gigabytes": each.gigabytes}
+                     for run, each in estimates],
+        })  # fmt: skip
+        return
+    shown = make_table("method", "data", "split", "seed", "rounds", "hours", "GB", title=plan.table.id)
+    for run, each in estimates:
+        shown.add_row(
+            str(run.method), str(run.data), str(run.split), str(run.seed), str(run.rounds), f"{each.hours:.2f}",
+            f"{each.gigabytes:.2f}",
+        )  # fmt: skip
+    console.print(shown)
+    console.print(
+        f"{count_of(len(plan.figures), 'figure')}, {count_of(len(estimates), 'run')}: about {hours:.1f} hours on one "
+        f"core, {sent:.1f} GB between server and clients (simulated: through no network)", soft_wrap=True,
+    )  # fmt: skip
+    console.print(f"scale {plan.scale}: {describe(plan.table.paper, plan.scale)}", style="dim", soft_wrap=True)
+    for line in (*plan.notes, *missing):
+        console.print(line, style="dim", soft_wrap=True)
+    if lost:
+        console.print(f"{count_of(lost, 'figure')} cannot be had here for lack of data", soft_wrap=True)
+
+
+def make_figure(figure: Figure, scale: Scale, out: Path, data: Data, quiet: bool) -> None:
+    """Runs what a figure shows, writes picture and data."""
+    with Announcer(quiet) as announcer:
+
+        def run(wanted: Run) -> Finished:
+            return next(iter(play([wanted], out / scale, data, announcer).values()))
+
+        drawn = figure.sketch(scale, run)
+    folder = out / scale / figure.id.replace("/", "-")
+    folder.mkdir(parents=True, exist_ok=True)
+    reproduction.draw(drawn, f"{figure.id}: {figure.title} (scale {scale})", folder / "figure.png")
+    (folder / "data.csv").write_text(reproduction.figure_to_csv(drawn), encoding="utf-8")
+    console.print(f"{figure.id}: {figure.title}; {drawn.note}", soft_wrap=True)
+    console.print(f"in {folder}: figure.png, data.csv", soft_wrap=True)
+
+
+def work_through(
+    queue: Path, workers: int, worker: bool, out: Path, data: Data, data_dir: Path | None, quiet: bool
+) -> None:
+    """Works through a queue with one process per core; at its end (or where it was stopped) writes the tables."""
+    plans = plan_all(read_queue(queue), data)
+    if worker:
+        work(plans, out, data)
+        return
+    signals.explain(lambda: f"the runs so far are in {out}; the same command again goes on from there")
+    done, total = count_finished(plans, out, data)
+    if not quiet:
+        note(f"queue {queue}: {done} of {total} runs are finished")
+    command = [sys.executable, "-m", "unskew", "reproduce", "--queue", str(queue), "--out", str(out), "--worker", "-q"]
+    command += ["--data-dir", str(data_dir)] if data_dir is not None else []
+    number = min(workers or os.cpu_count() or 1, max(1, total - done))
+    started = [subprocess.Popen(command) for _ in range(number)] if done < total else []
+    try:
+        while any(process.poll() is None for process in started):
+            time.sleep(1.0)
+            now = count_finished(plans, out, data)[0]
+            if now > done and not quiet:
+                note(f"queue {queue}: {now} of {total} runs are finished")
+            done = now
+    finally:
+        for process in started:
+            if process.poll() is None:
+                process.terminate()
+        codes = [process.wait() for process in started]
+    for plan in plans:
+        figures, _, folder = write_table(plan, read_back(plan.runs, out / plan.scale, data), out)
+        left = sum(figure.mark == "not run" for figure in figures)
+        console.print(f"{plan.table.id}: {len(figures) - left} of {len(figures)} figures, in {folder}", soft_wrap=True)
+    if any(codes):
+        raise InputError(f"a worker of the queue ended with code {max(codes)}; see its line above, then start it again")

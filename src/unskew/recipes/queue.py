@@ -1,0 +1,131 @@
+"""A queue of reproductions: a file of lines, worked through at low priority, one process per core, for days if need be.
+
+A line is what follows `unskew reproduce`: a table with its --rows, --columns, --scale and --seeds. Workers take runs in
+the order of the file; a run that another worker has is passed over, one that was interrupted is resumed.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+from unskew.base.errors import InputError
+from unskew.recipes import find
+from unskew.recipes.base import Scale, Table
+from unskew.recipes.reproduce import Data, Plan, Watch, make_plan, place_of, play
+from unskew.runs import building
+from unskew.runs.config import Run
+from unskew.runs.folder import RunFolder
+
+LOWEST = 19
+"""The lowest priority of a process."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a queue."""
+
+    table: str
+    rows: str | None = None
+    columns: str | None = None
+    scale: Scale = "full"
+    seeds: int | None = None
+
+
+def read_queue(path: Path) -> list[Line]:
+    """The lines of a queue's file; empty ones and comments are passed over."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read the queue {path}: {error}; give a text file, a line per table") from None
+    lines = [
+        _read_line(line, f"{path}, line {number}")
+        for number, line in enumerate(text.splitlines(), 1)
+        if line.strip() and not line.lstrip().startswith("#")
+    ]
+    if not lines:
+        raise InputError(f"the queue {path} is empty; write a line such as: fedas/t3 --rows fedper,fedas --seeds 1")
+    return lines
+
+
+def _read_line(text: str, where: str) -> Line:
+    try:
+        words = shlex.split(text, comments=True)
+    except ValueError as error:
+        raise InputError(f"{where}: {error}; close the quotes") from None
+    values: dict[str, str] = {}
+    name, *rest = words
+    if len(rest) % 2:
+        raise InputError(f"{where}: every option needs a value, such as --rows fedas; got '{text.strip()}'")
+    for option, value in zip(rest[::2], rest[1::2], strict=True):
+        if option not in ("--rows", "--columns", "--scale", "--seeds"):
+            raise InputError(f"{where}: expected --rows, --columns, --scale or --seeds, got '{option}'")
+        values[option.removeprefix("--")] = value
+    scale = values.pop("scale", "full")
+    if scale not in get_args(Scale):
+        raise InputError(f"{where}: --scale is one of {', '.join(get_args(Scale))}, got '{scale}'")
+    seeds = values.pop("seeds", None)
+    if seeds is not None and not (seeds.isdecimal() and int(seeds) > 0):
+        raise InputError(f"{where}: --seeds is a number of at least 1, got '{seeds}'")
+    line = Line(name, values.get("rows"), values.get("columns"), scale, int(seeds) if seeds else None)  # type: ignore[arg-type]
+    table = find(line.table)
+    if not isinstance(table, Table):
+        raise InputError(f"{where}: {name} is a figure; a queue holds tables")
+    table.select(line.rows, line.columns)
+    return line
+
+
+def plan_all(lines: Sequence[Line], data: Data) -> list[Plan]:
+    """The plans of all lines."""
+    plans = []
+    for line in lines:
+        table = find(line.table)
+        assert isinstance(table, Table)
+        plans.append(make_plan(table, line.scale, line.rows, line.columns, line.seeds, data))
+    return plans
+
+
+def work(plans: Sequence[Plan], out: Path, data: Data, watch: Watch | None = None) -> int:
+    """Takes runs until none is left that nobody has; how many it played."""
+    os.nice(LOWEST)
+    played = 0
+    for plan in plans:
+        for run in plan.runs:
+            resolved = run.resolve(building.prepare_data(run, dataset=data.load(run.data)))
+            place = place_of(resolved, out / plan.scale)
+            with _claim(place) as mine:
+                if mine and not RunFolder(place).finished:
+                    play([run], out / plan.scale, data, watch)
+                    played += 1
+    return played
+
+
+@contextmanager
+def _claim(place: Path) -> Iterator[bool]:
+    """Whether this process may play the run; the system lets go of the claim when the process ends, however it ends."""
+    import fcntl  # not on Windows, where everything else works
+
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with (place.parent / f".{place.name}.lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield True
+
+
+def count_finished(plans: Sequence[Plan], out: Path, data: Data) -> tuple[int, int]:
+    """How many of the runs are finished, and how many there are."""
+    runs: dict[str, tuple[Run, Scale]] = {}
+    for plan in plans:
+        for run in plan.runs:
+            resolved = run.resolve(building.prepare_data(run, dataset=data.load(run.data)))
+            runs[f"{plan.scale} {place_of(resolved, out)}"] = (resolved, plan.scale)
+    done = sum(RunFolder(place_of(run, out / scale)).finished for run, scale in runs.values())
+    return done, len(runs)

@@ -1,0 +1,276 @@
+"""Reproductions: the runs of a table's cells, played or read back, and their figures beside the printed ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+from unskew.base.errors import InputError
+from unskew.base.process import neutral_torch
+from unskew.data.dataset import Dataset
+from unskew.data.sources import load
+from unskew.data.sources.base import Source, sources
+from unskew.measures.figures import mean_and_std
+from unskew.recipes.base import Cell, Computed, Finished, Paper, Printed, Scale, Table
+from unskew.recipes.scales import check_whole, look_for, scale_run
+from unskew.runs import building, engine
+from unskew.runs.comparison import run_cell
+from unskew.runs.config import Run
+from unskew.runs.folder import RunFolder
+from unskew.runs.summary import read_finished
+
+Mark = Literal["within noise", "above", "below", "equal", "other", "not run", "no figure", "other machine"]
+Watch = Callable[[Run, int, int], "engine.Watch | None"]
+"""Called before each run with its number and the number of all; gives who watches its rounds."""
+UNSAID = 2.0
+"""Points that count as noise where neither the paper nor several seeds here say how much figures vary."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One printed figure under one seed: its run at the scale, and the run that it is divided by."""
+
+    printed: Printed
+    cell: Cell
+    seed: int
+    run: Run
+    against: Run | None
+    missing: str = ""
+    """Why it cannot be run here."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a reproduction of a table takes."""
+
+    table: Table
+    scale: Scale
+    seeds: tuple[int, ...]
+    figures: tuple[Printed, ...]
+    jobs: tuple[Job, ...]
+    computed: tuple[tuple[Printed, Computed], ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def runs(self) -> list[Run]:
+        """The distinct runs, in the order of the table, seed by seed."""
+        wanted = [run for job in self.jobs if not job.missing for run in (job.run, job.against) if run is not None]
+        return list({(run.seed, run.hash): run for run in wanted}.values())
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A printed figure and ours."""
+
+    printed: Printed
+    values: tuple[float | str, ...]
+    """One for each seed that has one."""
+    mark: Mark
+    note: str = ""
+
+    @property
+    def ours(self) -> str:
+        """`mean ± std`; without the deviation where there is one seed."""
+        numbers = [value for value in self.values if isinstance(value, (int, float))]
+        if not numbers:
+            return str(self.values[0]) if self.values else "–"
+        mean, std = mean_and_std(numbers)
+        places = 2 if abs(mean) >= 1 else 4
+        return f"{mean:.{places}f}" + ("" if math.isnan(std) else f" ± {std:.{places}f}")
+
+    @property
+    def difference(self) -> float | None:
+        """Ours less the printed."""
+        numbers = [value for value in self.values if isinstance(value, (int, float))]
+        return None if self.printed.value is None or not numbers else mean_and_std(numbers)[0] - self.printed.value
+
+
+@dataclass
+class Data:
+    """Data sets, each loaded once; what is missing is a line."""
+
+    data_dir: Path | None = None
+    _loaded: dict[str, Dataset] = field(default_factory=dict)
+    _states: dict[str, tuple[str, str]] = field(default_factory=dict)
+
+    def is_here(self, source: Source) -> bool:
+        """Whether its files are on this machine."""
+        return look_for(source, self.data_dir).here
+
+    def check(self, source: Source) -> tuple[str, str]:
+        """Why a data set cannot be used (empty: it can), and what is to be said of it."""
+        name = str(source)
+        if name not in self._states:
+            state = look_for(source, self.data_dir)
+            lack = check_whole(source, self.load(source)) if state.here else state.note
+            self._states[name] = (lack, state.note if state.here else "")
+        return self._states[name]
+
+    def load(self, source: Source) -> Dataset:
+        """The data set."""
+        name = str(source)
+        if name not in self._loaded:
+            self._loaded[name] = load(source, self.data_dir, offline=True)
+        return self._loaded[name]
+
+
+def make_plan(table: Table, scale: Scale, rows: str | None, columns: str | None, seeds: int | None, data: Data) -> Plan:
+    """The runs that give these figures of a table, as far as their data are here."""
+    figures = table.select(rows, columns)
+    numbers = choose_seeds(table.paper, seeds if seeds is not None else table.seeds)
+    jobs, computed, notes = [], [], []
+    for printed in figures:
+        cell = table.recipe(printed.keys)
+        if isinstance(cell, Computed):
+            computed.append((printed, cell))
+            continue
+        run, missing, note = _place(table.paper, cell.run, scale, data, cell.images_matter)
+        against = _place(table.paper, cell.against, scale, data, cell.images_matter)[0] if cell.against else None
+        notes.append(note)
+        for seed in numbers:
+            other = replace(against, seed=seed) if against else None
+            jobs.append(Job(printed, cell, seed, replace(run, seed=seed), other, missing))
+    said = tuple(dict.fromkeys(note for note in notes if note))
+    return Plan(table, scale, numbers, figures, tuple(jobs), tuple(computed), said)
+
+
+def choose_seeds(paper: Paper, number: int | None) -> tuple[int, ...]:
+    """The first of the paper's seeds; more than it has go on from the last."""
+    wanted = len(paper.seeds) if number is None else number
+    more = range(paper.seeds[-1] + 1, paper.seeds[-1] + 1 + max(0, wanted - len(paper.seeds)))
+    return (*paper.seeds, *more)[:wanted]
+
+
+def _place(paper: Paper, run: Run, scale: Scale, data: Data, images_matter: bool) -> tuple[Run, str, str]:
+    """The run at this scale, why it cannot be run here, and what is to be said of its data."""
+    if scale == "smoke":
+        here = data.is_here(run.data)
+        note = "" if here else f"data '{run.data.name}' are not here: generated images of its shape stand in"
+        return scale_run(paper, run, scale, here), "", note
+    small = scale_run(paper, run, scale, True)
+    missing, note = data.check(small.data)
+    if missing and not images_matter:
+        stand_in = replace(small, data=sources.build({"name": "stand_in", "like": small.data}))
+        return stand_in, "", f"{missing}: generated images stand in, of which the figure does not depend"
+    return small, missing, note
+
+
+@neutral_torch()
+def play(runs: Sequence[Run], out: Path, data: Data, watch: Watch | None = None) -> dict[tuple[int, str], Finished]:
+    """Every run, finished ones read back, interrupted ones resumed; by seed and hash of the unresolved run."""
+    found = {}
+    for number, run in enumerate(runs, 1):
+        loaded = data.load(run.data)
+        resolved = run.resolve(building.prepare_data(run, dataset=loaded))
+        seen = watch(resolved, number, len(runs)) if watch else None
+        run_cell(resolved, place_of(resolved, out), loaded, seen)
+        found[run.seed, run.hash] = _read(resolved, place_of(resolved, out))
+    return found
+
+
+def read_back(runs: Sequence[Run], out: Path, data: Data) -> dict[tuple[int, str], Finished]:
+    """The runs that are finished; nothing is run."""
+    found = {}
+    for run in runs:
+        resolved = run.resolve(building.prepare_data(run, dataset=data.load(run.data)))
+        if RunFolder(place_of(resolved, out)).finished:
+            found[run.seed, run.hash] = _read(resolved, place_of(resolved, out))
+    return found
+
+
+def place_of(resolved: Run, out: Path) -> Path:
+    """The folder of a run: tables share it."""
+    return out.absolute() / "runs" / f"{resolved.method.name}-{resolved.data.name}-seed{resolved.seed}-{resolved.hash}"
+
+
+def _read(run: Run, path: Path) -> Finished:
+    folder = RunFolder(path)
+    rows = [row for _, row in sorted(folder.rounds().items())]
+    return Finished(run, read_finished(folder), rows, list(folder.client_rows()))
+
+
+def compare_figures(plan: Plan, finished: dict[tuple[int, str], Finished]) -> list[Compared]:
+    """Each printed figure with ours."""
+    jobs: dict[int, list[Job]] = {}
+    for job in plan.jobs:
+        jobs.setdefault(id(job.printed), []).append(job)
+    computed = {id(printed): cell for printed, cell in plan.computed}
+    figures = []
+    for printed in plan.figures:
+        if id(printed) in computed:
+            value = computed[id(printed)].compute(plan.scale)
+            figures.append(Compared(printed, (value,), judge(plan, printed, (value,))))
+            continue
+        own = jobs[id(printed)]
+        values = tuple(value for job in own for value in _values(job, finished))
+        if values:
+            figures.append(Compared(printed, values, judge(plan, printed, values)))
+        else:
+            done = any((job.seed, job.run.hash) in finished for job in own)
+            figures.append(Compared(printed, (), "no figure" if done else "not run", own[0].missing))
+    return figures
+
+
+def _values(job: Job, finished: dict[tuple[int, str], Finished]) -> Iterator[float]:
+    run = finished.get((job.seed, job.run.hash))
+    value = job.cell.read(run) if run else None
+    if value is None or job.against is None:
+        if value is not None:
+            yield value
+        return
+    other = finished.get((job.seed, job.against.hash))
+    base = job.cell.read(other) if other else None
+    if base and value:
+        yield base / value if job.cell.inverse else value / base
+
+
+def judge(plan: Plan, printed: Printed, values: Sequence[float | str]) -> Mark:
+    """Whether a figure is the printed one, as far as noise lets one say it."""
+    if not plan.table.comparable:
+        return "other machine"
+    if printed.value is None:
+        return "equal" if _plain(str(values[0])) == _plain(printed.text) else "other"
+    numbers = [float(value) for value in values]
+    mean, std = mean_and_std(numbers)
+    difference = mean - printed.value
+    if abs(difference) < 0.5 * 10 ** -_places(printed.text) + 1e-9:
+        return "equal"
+    return (
+        "within noise"
+        if abs(difference) <= noise_of(plan, printed, numbers, std)
+        else ("above" if difference > 0 else "below")
+    )
+
+
+def noise_of(plan: Plan, printed: Printed, values: Sequence[float], std: float) -> float:
+    """How far apart two means may be by chance: two standard errors of their difference.
+
+    The printed deviation stands for ours where there is one seed, ours for the printed where none is printed.
+    """
+    theirs = printed.std if plan.table.spread == "seeds" and printed.std else None
+    ours = None if math.isnan(std) else std
+    runs = plan.table.seeds or len(plan.table.paper.seeds)
+    one, other = theirs if theirs is not None else ours, ours if ours is not None else theirs
+    if one is None or other is None:
+        return UNSAID
+    return 2 * math.sqrt(one**2 / runs + other**2 / len(values))
+
+
+def _places(text: str) -> int:
+    return len(text.partition(".")[2])
+
+
+def _plain(text: str) -> str:
+    return text.replace(" ", "").lower()
+
+
+def check_anything_runs(plan: Plan) -> None:
+    """An error where none of the chosen figures can be had here."""
+    if plan.jobs and not plan.computed and all(job.missing for job in plan.jobs):
+        raise InputError(
+            f"{plan.table.id}: none of the chosen cells can be run at scale {plan.scale}: {plan.jobs[0].missing}; "
+            "get the data, choose other cells (--rows, --columns), or try --scale smoke"
+        )

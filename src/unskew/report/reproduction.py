@@ -1,0 +1,155 @@
+"""A reproduced table in files: ours beside the printed figures, as Markdown, CSV and JSON, and its curves."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from unskew.base.json_text import to_json
+from unskew.recipes.base import Drawn, Finished
+from unskew.recipes.reproduce import Compared, Plan
+from unskew.recipes.scales import describe
+from unskew.report.curves import COLOURS, STYLES, plot_curves
+
+COLUMNS = ("row", "column", "printed", "ours", "difference", "mark")
+MARKS = {
+    "within noise": "≈", "equal": "=", "above": "▲", "below": "▼", "other": "≠", "not run": "·", "no figure": "–",
+    "other machine": "⧖",
+}  # fmt: skip
+LEGEND = (
+    "= equal as printed; ≈ within noise: two standard errors of the difference, or 2 points where no spread is known; "
+    "▲ ▼ above, below; – the run has no such figure; · not run; ⧖ of another machine, not to be compared"
+)
+
+
+def to_row(figure: Compared) -> dict[str, str]:
+    """A figure as texts."""
+    printed = figure.printed
+    spread = f" ± {printed.std:g}" if printed.std is not None else ""
+    difference = "" if figure.difference is None else f"{figure.difference:+.2f}"
+    return {
+        "row": printed.row, "column": printed.column, "printed": printed.text + spread, "ours": figure.ours,
+        "difference": difference,
+        "mark": f"{MARKS[figure.mark]} {figure.mark}" + (f": {figure.note}" if figure.note else ""),
+    }  # fmt: skip
+
+
+def make_heading(plan: Plan) -> list[str]:
+    """What the table is, at which scale, and what is to be said of its data."""
+    table = plan.table
+    unit = f" ({table.unit})" if table.unit else ""
+    seeds = f"seeds {', '.join(map(str, plan.seeds))}" if plan.jobs else "no training"
+    lines = [
+        f"{table.id}: {table.title}{unit}",
+        f"{table.paper.title}",
+        f"scale {plan.scale}: {describe(table.paper, plan.scale)}; {seeds}",
+    ]
+    if plan.scale != "full":
+        lines.append(
+            "Figures of this scale are not of the paper's setting: compare them with each other, not with the printed."
+        )
+    return [*lines, *plan.notes]
+
+
+def write(plan: Plan, figures: Sequence[Compared], finished: Mapping[Any, Finished], folder: Path) -> list[str]:
+    """Writes table.md, table.csv, table.json and, where rounds were tested, curves.png; their names."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = [to_row(figure) for figure in figures]
+    heading = make_heading(plan)
+    lines = [f"# {heading[0]}", "", *(f"{line}  " for line in heading[1:]), "", "| " + " | ".join(COLUMNS) + " |"]
+    lines += [
+        "|" + "---|" * len(COLUMNS),
+        *("| " + " | ".join(row[name] for name in COLUMNS) + " |" for row in rows),
+        "",
+        LEGEND,
+    ]
+    (folder / "table.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    (folder / "table.csv").write_text(text.getvalue(), encoding="utf-8")
+    (folder / "table.json").write_text(to_json(to_record(plan, figures)) + "\n", encoding="utf-8")
+    names = ["table.md", "table.csv", "table.json"]
+    curves = collect_curves(plan, finished)
+    if curves:
+        plot_curves(curves, folder / "curves.png", heading[0])
+        names.append("curves.png")
+    return names
+
+
+def to_record(plan: Plan, figures: Sequence[Compared]) -> dict[str, Any]:
+    """The same for programs."""
+    return {
+        "table": plan.table.id, "title": plan.table.title, "unit": plan.table.unit, "scale": plan.scale,
+        "about_scale": describe(plan.table.paper, plan.scale), "seeds": list(plan.seeds), "notes": list(plan.notes),
+        "figures": [
+            {"keys": dict(figure.printed.keys), "row": figure.printed.row, "column": figure.printed.column,
+             "printed": figure.printed.value if figure.printed.value is not None else figure.printed.text,
+             "printed_std": figure.printed.std, "values": list(figure.values), "difference": figure.difference,
+             "mark": figure.mark, "note": figure.note}
+            for figure in figures
+        ],
+    }  # fmt: skip
+
+
+def collect_curves(plan: Plan, finished: Mapping[Any, Finished]) -> dict[str, list[list[tuple[int, float]]]]:
+    """The accuracy over rounds of each cell that was run, a curve per seed; of global models, else pooled."""
+    curves: dict[str, list[list[tuple[int, float]]]] = {}
+    for job in plan.jobs:
+        run = finished.get((job.seed, job.run.hash))
+        name = f"{job.printed.row}; {job.printed.column}" if len(plan.table.columns) else job.printed.row
+        if run is None or len(curves.get(name, [])) >= len(plan.seeds):
+            continue
+        curve = [(row["round"], value) for row in run.rounds if (value := _accuracy(row)) is not None]
+        if len(curve) > 1:
+            curves.setdefault(name, []).append(curve)
+    return curves
+
+
+def _accuracy(row: Mapping[str, Any]) -> float | None:
+    found: float | None = row.get("accuracy", row.get("personal", {}).get("pooled"))
+    return found
+
+
+def figure_to_csv(drawn: Drawn) -> str:
+    """The points of a figure, a row each."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["line", drawn.x, drawn.y])
+    for name, points in drawn.lines.items():
+        writer.writerows((name, drawn.ticks[int(x)] if drawn.ticks else x, y) for x, y in points)
+    return text.getvalue()
+
+
+def draw(drawn: Drawn, title: str, path: Path) -> None:
+    """A figure made anew: lines, bars or points."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.2, 4.4), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=10)
+    axes = figure.add_subplot()
+    for number, (name, points) in enumerate(drawn.lines.items()):
+        xs, ys = zip(*points, strict=True) if points else ((), ())
+        colour = COLOURS[number % len(COLOURS)]
+        if drawn.kind == "bar":
+            width = 0.8 / len(drawn.lines)
+            axes.bar(
+                [x + (number - (len(drawn.lines) - 1) / 2) * width for x in xs], ys, width, label=name, color=colour
+            )
+        elif drawn.kind == "scatter":
+            axes.plot(xs, ys, "o", label=name, color=colour, markersize=4)
+        else:
+            axes.plot(xs, ys, STYLES[number // len(COLOURS) % len(STYLES)], label=name, color=colour, marker=".")
+    if drawn.ticks:
+        axes.set_xticks(range(len(drawn.ticks)), drawn.ticks, rotation=30, ha="right")
+    axes.set_xlabel(drawn.x)
+    axes.set_ylabel(drawn.y)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=8)
+    figure.savefig(path)
