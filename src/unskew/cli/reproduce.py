@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -29,6 +30,7 @@ from unskew.recipes.reproduce import (
     check_anything_runs,
     compare_figures,
     make_plan,
+    place,
     play,
     read_back,
 )  # fmt: skip
@@ -219,17 +221,26 @@ def show_plan(plan: Plan, as_json: bool, quiet: bool) -> None:
 
 def make_figure(figure: Figure, scale: Scale, out: Path, data: Data, quiet: bool) -> None:
     """Runs what a figure shows, writes picture and data."""
+    notes: list[str] = []
+    signals.explain(lambda: f"the runs so far are in {out}; the same command again goes on from there")
     with Announcer(quiet) as announcer:
 
         def run(wanted: Run) -> Finished:
-            return next(iter(play([wanted], out / scale, data, announcer).values()))
+            small, missing, said = place(figure.paper, replace(wanted, seed=figure.paper.seeds[0]), scale, data)
+            if missing:
+                raise InputError(f"{figure.id}: {missing}; get the data, or try --scale smoke")
+            if said:
+                notes.append(said)
+            return next(iter(play([small], out / scale, data, announcer).values()))
 
-        drawn = figure.sketch(scale, run)
+        drawn = figure.sketch(run)
     folder = out / scale / figure.id.replace("/", "-")
     folder.mkdir(parents=True, exist_ok=True)
     reproduction.draw(drawn, f"{figure.id}: {figure.title} (scale {scale})", folder / "figure.png")
     (folder / "data.csv").write_text(reproduction.figure_to_csv(drawn), encoding="utf-8")
-    console.print(f"{figure.id}: {figure.title}; {drawn.note}", soft_wrap=True)
+    console.print(f"{figure.id}: {figure.title}. {drawn.note}", soft_wrap=True)
+    for line in (f"scale {scale}: {describe(figure.paper, scale)}", *dict.fromkeys(notes)):
+        console.print(line, style="dim", soft_wrap=True)
     console.print(f"in {folder}: figure.png, data.csv", soft_wrap=True)
 
 

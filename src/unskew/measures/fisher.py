@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from unskew.base.registry import param
 from unskew.base.tree import Tree
 from unskew.core.context import ClientContext
+from unskew.core.jobs import Job
 from unskew.measures.base import Figures, Look, Measure, measures
 from unskew.methods.fedas.fisher import fisher_trace
 
@@ -12,10 +14,40 @@ from unskew.methods.fedas.fisher import fisher_trace
 class Fisher(Measure):
     """Trace of each trained client's Fisher information, in its row beside `share` (FedAS, Fig. 3b and 4a)."""
 
+    absent: bool = param(
+        default=False,
+        doc="record `fisher_traces` of all clients after each round; one never online has the initial model's",
+    )
+
     def trained(self, c: ClientContext, params: Tree) -> None:
         """Notes `fisher_trace` of the trained model in the client's row."""
         c.diagnostics.note("fisher_trace", fisher_trace(c, params, "batch"))
 
     def figures(self, look: Look) -> Figures:
-        """`fisher_trace`, the mean over the clients."""
-        return look.mean_notes("fisher_trace")
+        """`fisher_trace`, the mean over the clients; with `absent` also `fisher_traces`, a list of all clients'."""
+        found = look.mean_notes("fisher_trace")
+        return {**found, "fisher_traces": self._all_traces(look)} if self.absent else found
+
+    def _all_traces(self, look: Look) -> list[float]:
+        """A client that is not in the round keeps its model, and so its trace."""
+        traces = next((row["measures"]["fisher_traces"] for row in reversed(look.earlier) if _has_traces(row)), None)
+        traces = list(traces) if traces is not None else _initial_traces(look)
+        for row in look.clients:
+            if "fisher_trace" in row:
+                traces[row["client"]] = row["fisher_trace"]
+        return traces
+
+
+def _has_traces(row: Figures) -> bool:
+    return "fisher_traces" in row.get("measures", {})
+
+
+def _initial_traces(look: Look) -> list[float]:
+    """Of the initial model on each client's samples."""
+    task, model = look.task, look.task.initial_on_device["model"]
+    message = {"model": model, "buffers": task.initial_on_device["buffers"]}
+    traces = []
+    for client in range(task.num_clients):
+        c = task.client_context(Job("train", 0, client, message), task.federation.train(client))
+        traces.append(float(fisher_trace(c, model, "batch")) if len(c.data) else 0.0)
+    return traces

@@ -29,11 +29,12 @@ from unskew.core.context import ClientContext, Outcome, ServerContext
 from unskew.core.method import methods
 from unskew.core.reducers import Reducers, total
 from unskew.core.term import Term
+from unskew.methods.feature_size import count_features
 from unskew.methods.fedetf import FedETF
 from unskew.methods.prototypes import global_prototypes, no_prototypes, prototype_sums
 from unskew.terms.bilateral_alignment import FeatureAlignment, ProjectorAlignment
 from unskew.terms.feddecorr import Decorrelate
-from unskew.terms.lddecorr import LDDecorr
+from unskew.terms.lddecorr import LDDecorr, warn_of_width
 
 
 @methods.register("fedblade")
@@ -91,8 +92,10 @@ class FedBlade(FedETF):
         return tuple(terms)
 
     def init(self, s: ServerContext) -> Groups:
-        """The initial model and no prototypes."""
+        """The initial model and no prototypes; says where LDDecorr is nearly singular."""
         server = super().init(s)
+        if self.decorrelation == "lddecorr" and self.lambda_ld > 0:
+            warn_of_width(self.name, count_features(server["model"]), s.settings.batch)
         if not self.aligns:
             return server
         return {**server, "prototypes": no_prototypes(s)}

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import resources
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from unskew.base.errors import InputError
 from unskew.base.registry import nearest
@@ -62,6 +62,7 @@ class Computed:
 
 
 Recipe = Callable[[Keys], "Cell | Computed"]
+R = TypeVar("R", bound=Recipe)
 
 
 @dataclass(frozen=True)
@@ -99,10 +100,10 @@ class Paper:
     tables: dict[str, Table] = field(default_factory=dict)
     figures: dict[str, Figure] = field(default_factory=dict)
 
-    def table(self, name: str, file: str, title: str, unit: str = "%", **layout: Any) -> Callable[[Recipe], Recipe]:
+    def table(self, name: str, file: str, title: str, unit: str = "%", **layout: Any) -> Callable[[R], R]:
         """Registers the recipe of a table; see `Table` for the layout."""
 
-        def register(recipe: Recipe) -> Recipe:
+        def register(recipe: R) -> R:
             self.tables[name] = Table(self, name, file, title, unit, recipe, **layout)
             return recipe
 
@@ -211,8 +212,10 @@ class Table:
         return word.lower() in [part.lower() for part in figure.column.split(", ")]
 
 
-Sketch = Callable[["Scale", "Callable[[Run], Finished]"], "Drawn"]
-"""Makes a figure: gets the scale and who runs a run (or reads it back), gives what is to be drawn."""
+Play = Callable[[Run], Finished]
+"""Runs a run at the scale that the user chose, or reads it back."""
+Sketch = Callable[[Play], "Drawn"]
+"""Makes a figure of the runs that it has played."""
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,13 @@ round counts.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+from unskew.base.registry import construct
+from unskew.measures.base import build_all
 from unskew.recipes import readers
-from unskew.recipes.base import Cell, Keys, Paper, make_run
+from unskew.recipes.base import Cell, Drawn, Finished, Keys, Paper, Play, make_run
 from unskew.runs.config import Run
 
 METHODS = {
@@ -75,3 +78,83 @@ def ablate(row: Keys) -> Cell:
     return Cell(
         run_online(method, row["dataset_inferred"], row["beta_inferred"], row["online_ratio"]), readers.best_personal
     )
+
+
+@PAPER.figure("fig3b", "the trace of the Fisher information over the rounds, CIFAR-10, beta = 0.1, P = 0.4")
+def draw_traces(play: Play) -> Drawn:
+    """Fig. 3b: the mean over all clients; one that is offline keeps the trace of its last visit."""
+    run = replace(run_online("fedas", "CIFAR-10", "0.1", "0.4"), measure=build_all(["fisher(absent=true)"]))
+    line = [(number, sum(traces) / len(traces)) for number, traces in _traces(play(run))]
+    return Drawn({"mean over clients": line}, "round", "trace", note="the paper: it rises with training")
+
+
+@PAPER.figure("fig4a", "the trace of clients that stay offline, CIFAR-10, beta = 0.1")
+def draw_stragglers(play: Play) -> Drawn:
+    """Fig. 4a: a fixed half of the clients is never online (A6), so that its traces stay at their first values."""
+    run = replace(
+        run_online("fedas", "CIFAR-10", "0.1", "1"), stragglers=0.5, straggler_online=0.0,
+        measure=build_all(["fisher(absent=true)"]),
+    )  # fmt: skip
+    finished = play(run)
+    seen = {client for row in finished.rounds for client in row.get("clients", [])}
+    lines: dict[str, list[tuple[float, float]]] = {"online": [], "offline": []}
+    for number, traces in _traces(finished):
+        for name, line in lines.items():
+            own = [trace for client, trace in enumerate(traces) if (client in seen) == (name == "online")]
+            line.append((number, sum(own) / max(1, len(own))))
+    return Drawn(lines, "round", "trace", note="the paper: stragglers' weights are lower")
+
+
+def _traces(finished: Finished) -> list[tuple[float, list[float]]]:
+    rows = [row for row in finished.rounds if "fisher_traces" in row.get("measures", {})]
+    return [(float(row["round"]), row["measures"]["fisher_traces"]) for row in rows]
+
+
+def vary_method(methods: dict[str, str], note: str) -> Any:
+    """A figure of variants, the best round of each."""
+
+    def sketch(play: Play) -> Drawn:
+        names = tuple(methods)
+        best = [readers.best_personal(play(run_online(methods[name], "CIFAR-10", "0.1", "0.4"))) for name in names]
+        points = [(float(place), value) for place, value in enumerate(best)]
+        return Drawn({"best round": points}, "variant", "accuracy (%)", "bar", names, note)
+
+    return sketch
+
+
+PAPER.figure("fig4b", "manner and target of the alignment, CIFAR-10, beta = 0.1, P = 0.4")(
+    vary_method(
+        {"serial, local": "fedas", "serial, received": "fedas(align_target=received)",
+         "parallel, local": "fedas(align_mode=parallel)",
+         "parallel, received": "fedas(align_mode=parallel, align_target=received)"},
+        "the paper: serial alignment to local targets is best",
+    )
+)  # fmt: skip
+PAPER.figure("fig6", "normalisation of the traces, CIFAR-10, beta = 0.1, P = 0.4")(
+    vary_method(
+        {rule: f"fedas(normalisation={rule})" for rule in ("proportional", "softmax", "minmax")},
+        "the paper: all are close",
+    )
+)
+
+
+def vary_local(option: str, values: tuple[int, ...]) -> Any:
+    """Fig. 7: batches and epochs, with as many rounds as keep the number of update steps."""
+
+    def sketch(play: Play) -> Drawn:
+        def read(value: float) -> float:
+            run = run_online("fedas", "CIFAR-10", "0.1", "0.4")
+            local = construct(type(run.local), {**vars(run.local), option: int(value)})
+            steps = value / 16 if option == "batch" else 5 / value  # against batches of 16 and 5 epochs
+            return readers.best_personal(play(replace(run, local=local, rounds=max(1, round(40 * steps)))))
+
+        ticks = tuple(str(value) for value in values)
+        return Drawn(
+            {"FedAS": readers.sweep(values, read)}, option, "accuracy (%)", ticks=ticks, note="the paper: robust"
+        )
+
+    return sketch
+
+
+PAPER.figure("fig7a", "the batch, with as many steps")(vary_local("batch", (8, 16, 32, 64)))
+PAPER.figure("fig7b", "local epochs, with as many steps")(vary_local("epochs", (1, 2, 5, 10)))

@@ -6,13 +6,14 @@ prototypes; the time of each loss.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from unskew.data.sources.base import sources
 from unskew.models.base import architectures
 from unskew.recipes import readers
-from unskew.recipes.base import Cell, Computed, Keys, Paper, make_run
+from unskew.recipes.base import Cell, Computed, Drawn, Keys, Paper, Play, make_run
 from unskew.recipes.costs import count_group_bytes, time_loss
 from unskew.runs.config import Run
 
@@ -166,3 +167,50 @@ def count_prototypes(row: Keys) -> Computed:
     """Table 11: the group `prototypes` of the message that the server really sends, without its flags."""
     run = make_run(PARTIAL, method="fedblade", data=DATA[row["dataset"]], model=MODELS[row["model"]])
     return Computed(lambda scale: count_group_bytes(run, "prototypes", "means") / 1024, "the message itself")
+
+
+HARD = {"dataset": "CIFAR-100", "alpha": "0.05"}
+DECORRELATIONS = {"LDDecorr": "fedblade", "FedDecorr's": "fedblade(decorrelation=feddecorr)"}
+
+
+@PAPER.figure("fig3", "FedBlade with LDDecorr and with FedDecorr's loss, CIFAR-100, Dirichlet 0.05")
+def draw_decorrelations(play: Play) -> Drawn:
+    """Fig. 3: accuracy."""
+    lines = {name: readers.curve(play(run_split(method, HARD))) for name, method in DECORRELATIONS.items()}
+    return Drawn(lines, "round", "test accuracy (%)", note="the paper: LDDecorr learns faster")
+
+
+def draw_rank(space: str) -> Any:
+    """Figs. 4 and 5: effective rank of the features' correlations in a space (B6)."""
+
+    def sketch(play: Play) -> Drawn:
+        measure = f"rank(every=20, space={space})"
+        lines = {
+            name: readers.curve(play(run_split(method, HARD, measure=measure)), "rank_correlation")
+            for name, method in {**DECORRELATIONS, "none": "fedblade(decorrelation=none)"}.items()
+        }
+        return Drawn(lines, "round", f"effective rank, {space}", note="the paper: LDDecorr's is higher")
+
+    return sketch
+
+
+PAPER.figure("fig4", "effective rank in the projector's output, CIFAR-100, Dirichlet 0.05")(draw_rank("projector"))
+PAPER.figure("fig5", "effective rank in the extractor's output, CIFAR-100, Dirichlet 0.05")(draw_rank("extractor"))
+
+
+def vary_option(option: str, values: Sequence[float], best: float) -> Any:
+    """Figs. 6 to 8: accuracy against one option."""
+
+    def sketch(play: Play) -> Drawn:
+        points = readers.sweep(
+            values, lambda value: readers.last_ten(play(run_split(f"fedblade({option}={value})", HARD)))
+        )
+        ticks = tuple(f"{value:g}" for value in values)
+        return Drawn({"FedBlade": points}, option, "test accuracy (%)", ticks=ticks, note=f"the paper: best at {best}")
+
+    return sketch
+
+
+PAPER.figure("fig6", "the strength of LDDecorr")(vary_option("lambda_ld", (0.001, 0.005, 0.01, 0.05), 0.005))
+PAPER.figure("fig7", "the strength of PBA")(vary_option("gamma", (0.1, 1.0, 2.0, 5.0), 1.0))
+PAPER.figure("fig8", "the temperature of PBA")(vary_option("tau", (0.01, 0.05, 0.1, 0.5), 0.1))

@@ -6,11 +6,13 @@ CVPR 2024. Figures are those of the last round, over three runs.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from unskew.base.registry import construct
 from unskew.recipes import readers
-from unskew.recipes.base import Cell, Computed, Keys, Paper, make_run
+from unskew.recipes.base import Cell, Computed, Drawn, Keys, Paper, Play, make_run
 from unskew.runs.config import Run, cohort_size
 
 METHODS = {
@@ -69,7 +71,7 @@ def run_on(method: str, dataset: str = "CIFAR-10", setting: str = "alpha=0.1", *
     return make_run(PROTOCOL, method=method, split=read_split(setting), **{**DATA[dataset], **more})
 
 
-L2, KL = "fedprox(mu=1.0)", "fedsol(strategy=A5)"
+L2, KL = "fedprox(mu=1.0)", "fedavg(terms=[kl(tau=3.0)])"
 PROJECTION = {
     ("none (FedAvg)", "-"): "fedavg", ("L2 Distance", "base"): L2, ("KL-Divergence", "base"): KL,
     ("L2 Distance", "projection"): "fedsol(prox=l2, projection=true)",
@@ -192,7 +194,7 @@ def perturb_large(row: Keys) -> Cell:
 
 
 STRATEGIES = {
-    "A0": "fedavg", "A1": METHODS["FedSOL"], "A5": KL,
+    "A0": "fedavg", "A1": METHODS["FedSOL"], "A5": "fedsol(strategy=A5)",
     **{name: f"fedsol(strategy={name}, rho=2.0, where=head, scaling=fixed)"  # 4.6
        for name in ("A2", "A3", "A4", "A6")},
 }  # fmt: skip
@@ -214,3 +216,93 @@ def time_methods(row: Keys) -> Cell:
     """Table 13: one round of CIFAR-10, LDA 0.1, on this machine; data and network are not said there."""
     run = run_on(METHODS[row["method"]])
     return Cell(replace(run, rounds=1), readers.local_seconds)
+
+
+RHOS = (0.5, 1.0, 1.5, 2.0)
+
+
+@PAPER.figure("fig3", "cosine of the local gradient and the proximal one against rho, CIFAR-10, LDA 0.1")
+def draw_orthogonality(play: Play) -> Drawn:
+    """Fig. 3: the last round's mean over clients, FedAvg at rho = 0; and the proximal loss."""
+    runs = {0.0: "fedavg", **{rho: f"fedsol(rho={rho}, where=all)" for rho in RHOS}}
+    found = {rho: play(run_on(method, measure="orthogonality")) for rho, method in runs.items()}
+    lines = {
+        name: [(rho, value) for rho, run in found.items() if (value := readers.measured(key)(run)) is not None]
+        for name, key in (("cosine", "orthogonality"), ("proximal loss", "proximal_loss"))
+    }
+    return Drawn(lines, "rho", "", note="the paper: towards orthogonal and a lower proximal loss as rho grows")
+
+
+def vary_setting(name: str, values: Sequence[float], change: Callable[[Run, float], Run], note: str) -> Any:
+    """Fig. 4: accuracy of FedAvg and FedSOL against a setting."""
+
+    def sketch(play: Play) -> Drawn:
+        lines = {
+            title: readers.sweep(values, lambda value, m=method: readers.last(play(change(run_on(m), value))))  # type: ignore[misc]
+            for title, method in (("FedAvg", "fedavg"), ("FedSOL", METHODS["FedSOL"]))
+        }
+        return Drawn(lines, name, "test accuracy (%)", ticks=tuple(f"{value:g}" for value in values), note=note)
+
+    return sketch
+
+
+def _with_local(run: Run, **changed: Any) -> Run:
+    return replace(run, local=construct(type(run.local), {**vars(run.local), **changed}))
+
+
+PAPER.figure("fig4a", "the share of clients in a round")(
+    vary_setting("share", (0.02, 0.05, 0.1, 0.2), lambda run, share: replace(run, sample=share),
+                 "the paper: FedAvg is near chance at 0.02")
+)  # fmt: skip
+PAPER.figure("fig4b", "local epochs")(
+    vary_setting("epochs", (1, 3, 5, 10), lambda run, epochs: _with_local(run, epochs=int(epochs)),
+                 "the paper: FedSOL stays above")
+)  # fmt: skip
+PAPER.figure("fig4c", "the learning rate")(
+    vary_setting(
+        "lr", (0.001, 0.01, 0.05, 0.1), lambda run, lr: _with_local(run, lr=lr), "the paper: FedSOL stays above"
+    )
+)
+
+
+@PAPER.figure("fig4d", "the radius rho")
+def draw_radius(play: Play) -> Drawn:
+    """Fig. 4: accuracy against rho."""
+    points = readers.sweep(RHOS, lambda rho: readers.last(play(run_on(f"fedsol(rho={rho})"))))
+    return Drawn(
+        {"FedSOL": points}, "rho", "test accuracy (%)", ticks=tuple(map(str, RHOS)), note="the paper: best 0.5-2"
+    )
+
+
+def measure_over_rounds(measure: str, name: str, y: str, note: str, methods: Sequence[str], **more: Any) -> Any:
+    """A figure of one measure over the rounds."""
+
+    def sketch(play: Play) -> Drawn:
+        lines = {
+            method: readers.curve(play(run_on(METHODS[method], measure=measure, **more)), name) for method in methods
+        }
+        return Drawn(lines, "round", y, note=note)
+
+    return sketch
+
+
+PAPER.figure("fig6", "weight divergence, CIFAR-10, LDA 0.1")(
+    measure_over_rounds("divergence", "divergence", "|w_g - w_k|", "the paper: FedSOL's is smaller",
+                        ("FedAvg", "FedProx", "FedSOL"))
+)  # fmt: skip
+PAPER.figure("fig7", "forgetting, CIFAR-10, two shards a client")(
+    measure_over_rounds("forgetting", "forgetting", "forgetting", "the paper: FedSOL keeps the classes better",
+                        ("FedAvg", "FedSOL"), setting="s=2")
+)  # fmt: skip
+
+
+@PAPER.figure("fig8", "the largest eigenvalues of the Hessian, CIFAR-10, LDA 0.1")
+def draw_hessian(play: Play) -> Drawn:
+    """Fig. 8: lambda_1 and lambda_1 / lambda_5 after the last round."""
+    names = ("FedAvg", "FedASAM", "FedSOL")
+    runs = [play(run_on(METHODS[name], measure="hessian(every=1000)")) for name in names]
+    lines = {
+        title: [(float(place), readers.measured(key)(run) or 0.0) for place, run in enumerate(runs)]
+        for title, key in (("lambda_1", "hessian_1"), ("lambda_1 / lambda_5", "hessian_ratio"))
+    }
+    return Drawn(lines, "method", "", "bar", names, "the paper: FedSOL has the smallest ratio")

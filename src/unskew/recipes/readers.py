@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from unskew.measures.figures import last_share_mean
 from unskew.measures.rounds_to import rounds_to_target
@@ -128,3 +128,23 @@ def layer_share(of: Callable[[str], str], stage: str) -> Read:
 def _chosen(row: Row) -> list[str]:
     found: list[str] = row.get("method", {}).get("feedback_layers", [])
     return found
+
+
+def curve(finished: Finished, name: str | None = None) -> list[tuple[float, float]]:
+    """A measure over the rounds, or the accuracy in per cent (a personal method's: pooled)."""
+    points = []
+    for row in finished.rounds:
+        value = row.get("measures", {}).get(name) if name else _any_accuracy(row)
+        if isinstance(value, (int, float)):
+            points.append((float(row["round"]), float(value) if name else 100 * float(value)))
+    return points
+
+
+def _any_accuracy(row: Row) -> float | None:
+    found: float | None = row.get("accuracy", row.get("personal", {}).get("pooled"))
+    return found
+
+
+def sweep(values: Sequence[float], read: Callable[[float], float]) -> list[tuple[float, float]]:
+    """A figure against the place of each value in a list."""
+    return [(float(place), read(value)) for place, value in enumerate(values)]

@@ -22,11 +22,13 @@ from unskew.runs.config import Run
 from unskew.runs.folder import RunFolder
 from unskew.runs.summary import read_finished
 
-Mark = Literal["within noise", "above", "below", "equal", "other", "not run", "no figure", "other machine"]
+Mark = Literal[
+    "within noise", "above", "below", "equal", "other", "not run", "no figure", "other machine", "other scale"
+]
 Watch = Callable[[Run, int, int], "engine.Watch | None"]
 """Called before each run with its number and the number of all; gives who watches its rounds."""
-UNSAID = 2.0
-"""Points that count as noise where neither the paper nor several seeds here say how much figures vary."""
+UNSAID = {"%": 2.0}
+"""What counts as noise where neither the paper nor several seeds here say how much figures vary: points, else 5 %."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,9 @@ class Compared:
 
     @property
     def difference(self) -> float | None:
-        """Ours less the printed."""
+        """Ours less the printed, where they are of the same setting."""
+        if self.mark in ("other scale", "other machine"):
+            return None
         numbers = [value for value in self.values if isinstance(value, (int, float))]
         return None if self.printed.value is None or not numbers else mean_and_std(numbers)[0] - self.printed.value
 
@@ -127,8 +131,8 @@ def make_plan(table: Table, scale: Scale, rows: str | None, columns: str | None,
         if isinstance(cell, Computed):
             computed.append((printed, cell))
             continue
-        run, missing, note = _place(table.paper, cell.run, scale, data, cell.images_matter)
-        against = _place(table.paper, cell.against, scale, data, cell.images_matter)[0] if cell.against else None
+        run, missing, note = place(table.paper, cell.run, scale, data, cell.images_matter)
+        against = place(table.paper, cell.against, scale, data, cell.images_matter)[0] if cell.against else None
         notes.append(note)
         for seed in numbers:
             other = replace(against, seed=seed) if against else None
@@ -144,7 +148,7 @@ def choose_seeds(paper: Paper, number: int | None) -> tuple[int, ...]:
     return (*paper.seeds, *more)[:wanted]
 
 
-def _place(paper: Paper, run: Run, scale: Scale, data: Data, images_matter: bool) -> tuple[Run, str, str]:
+def place(paper: Paper, run: Run, scale: Scale, data: Data, images_matter: bool = True) -> tuple[Run, str, str]:
     """The run at this scale, why it cannot be run here, and what is to be said of its data."""
     if scale == "smoke":
         here = data.is_here(run.data)
@@ -207,7 +211,8 @@ def compare_figures(plan: Plan, finished: dict[tuple[int, str], Finished]) -> li
         own = jobs[id(printed)]
         values = tuple(value for job in own for value in _values(job, finished))
         if values:
-            figures.append(Compared(printed, values, judge(plan, printed, values)))
+            mark = judge(plan, printed, values) if plan.scale == "full" else "other scale"
+            figures.append(Compared(printed, values, mark))
         else:
             done = any((job.seed, job.run.hash) in finished for job in own)
             figures.append(Compared(printed, (), "no figure" if done else "not run", own[0].missing))
@@ -255,7 +260,7 @@ def noise_of(plan: Plan, printed: Printed, values: Sequence[float], std: float) 
     runs = plan.table.seeds or len(plan.table.paper.seeds)
     one, other = theirs if theirs is not None else ours, ours if ours is not None else theirs
     if one is None or other is None:
-        return UNSAID
+        return UNSAID.get(plan.table.unit, 0.05 * abs(printed.value or 0.0))
     return 2 * math.sqrt(one**2 / runs + other**2 / len(values))
 
 

@@ -17,11 +17,12 @@ from unskew.report.curves import COLOURS, STYLES, plot_curves
 COLUMNS = ("row", "column", "printed", "ours", "difference", "mark")
 MARKS = {
     "within noise": "≈", "equal": "=", "above": "▲", "below": "▼", "other": "≠", "not run": "·", "no figure": "–",
-    "other machine": "⧖",
+    "other machine": "⧖", "other scale": "⧖",
 }  # fmt: skip
 LEGEND = (
-    "= equal as printed; ≈ within noise: two standard errors of the difference, or 2 points where no spread is known; "
-    "▲ ▼ above, below; – the run has no such figure; · not run; ⧖ of another machine, not to be compared"
+    "= equal as printed; ≈ within noise: two standard errors of the difference, or, where no spread is "
+    "known, 2 points (of what is not an accuracy: 5 %); "
+    "▲ ▼ above, below; – the run has no such figure; · not run; ⧖ of another scale or machine, not to be compared"
 )
 
 

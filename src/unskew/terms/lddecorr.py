@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import math
 
 import torch
@@ -15,7 +17,10 @@ from unskew.core.context import ClientContext
 from unskew.core.term import Term, terms
 from unskew.terms.correlation import find_stacked_tolerance, standardise
 
+log = logging.getLogger(__name__)
 LARGEST_JITTER = 1e-2
+SINGULAR = (0.7, 2.0)
+"""Features per sample of a batch between which K's smallest eigenvalues are tiny but not 0, and decide the loss."""
 
 
 @terms.register("lddecorr")
@@ -37,6 +42,18 @@ class LDDecorr(Term):
         value, done = minus_log_det(x, degrees, batch.mask, self.jitter)
         c.diagnostics.note("lddecorr_skipped", (~done).to(value.dtype))  # the share of such batches
         return self.weight * torch.where(degrees > 0, value, 0.0)
+
+
+@functools.lru_cache(maxsize=16)
+def warn_of_width(method: str, features: int, batch: int) -> None:
+    """Says, once, where LDDecorr pulls at rounding noise: K is near-singular if it is about as wide as its batch."""
+    if SINGULAR[0] <= features / batch <= SINGULAR[1]:
+        log.warning(
+            "%s: with %d features and batches of %d LDDecorr's matrix is nearly singular (smallest eigenvalues about "
+            "1e-5 of the largest; at the paper's 1280 features and batches of 64 they are about 1), so that few "
+            "directions dominate its gradient; take batches below %d or above %d, a wider network, or "
+            "decorrelation=none", method, features, batch, features // 2, int(features / SINGULAR[0]),
+        )  # fmt: skip
 
 
 def minus_log_det(x: Tensor, degrees: Tensor, mask: Tensor | None, jitter: float) -> tuple[Tensor, Tensor]:

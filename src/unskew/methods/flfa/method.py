@@ -21,6 +21,7 @@ nothing, and such rounds are counted; `auto` looks once at the skewness of z (Se
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 from typing import Literal
 
@@ -39,6 +40,8 @@ from unskew.methods.fedavg import FedAvg
 from unskew.methods.flfa.direct import DirectFeedback, draw_projection
 from unskew.methods.flfa.feedback import Feedback
 from unskew.methods.flfa.selection import RULES, decide_rule, similarity, skewness
+
+log = logging.getLogger(__name__)
 
 
 @methods.register("flfa")
@@ -113,6 +116,12 @@ class FLFA(Wrapper):
         rule = ("", *RULES)[int(server["feedback"]["rule"])]  # "": not decided yet; once decided it stays (Sec. 13.2)
         chosen = used
         s.record.update(feedback_layers=used, feedback_no_op_rounds=idle)
+        if s.round == s.rounds and 2 * idle > s.rounds:
+            log.warning(
+                "flfa: in %d of %d rounds the chosen layers had nothing trained below them, so that feedback changed "
+                "nothing there and the run is about %s; take exclude_first=true, other layers (select, n_layers) or a "
+                "deeper network", idle, s.rounds, self.inner,
+            )  # fmt: skip
         if not self._named_layers():
             measured = merged["similarity"]
             z = {layer: float(measured[layer]) for layer in self.candidates(s) if layer in measured}

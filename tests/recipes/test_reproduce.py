@@ -1,0 +1,275 @@
+"""`unskew reproduce`: which cells, ours beside the printed, what is missing, stopped and continued."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from unskew.base.errors import InputError
+from unskew.recipes import PAPERS, find, list_tables
+from unskew.recipes.base import Cell, Computed, Printed
+from unskew.recipes.queue import read_queue
+from unskew.recipes.reproduce import Compared, Data, choose_seeds, compare_figures, judge, make_plan, noise_of, play
+from unskew.recipes.scales import scale_run
+
+T3, T4 = find("fedas/t3"), find("fedas/t4")
+
+
+@pytest.fixture
+def no_data(monkeypatch, tmp_path):
+    """A machine without any data set."""
+    monkeypatch.delenv("UNSKEW_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path
+
+
+# ------------------------------------------------------------------------------------- which cells
+
+
+def test_rows_and_columns_choose_cells():
+    assert len(T3.printed) == 120
+    chosen = T3.select("fedper,fedas", "P=0.2")
+    assert {(figure.row, figure.keys["online_ratio"]) for figure in chosen} == {("FedPer", "0.2"), ("FedAS", "0.2")}
+    assert len(chosen) == 6  # three betas
+    assert [figure.text for figure in T3.select("FedAS", "beta=0.1, online_ratio=0.20")] == ["89.92"]
+    assert len(find("flfa/t1").select("fedavg", "BloodMNIST, accuracy")) == 2  # with and without feedback
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "line"),
+    [
+        ("fedaz", None, "has no row 'fedaz'; did you mean FedAS"),
+        (None, "P=0.3", "has no column 'P=0.3'"),
+        ("fedas", "Q=1", "known: beta=0.1, P=0.2"),
+    ],
+)
+def test_what_there_is_not_is_one_line(rows, columns, line):
+    with pytest.raises(InputError, match=line):
+        T3.select(rows, columns)
+
+
+@pytest.mark.parametrize("name", ["fedas/t9", "fedxx/t1", "t3", "fedas"])
+def test_unknown_tables_are_one_line(name):
+    with pytest.raises(InputError, match="there is no table or figure"):
+        find(name)
+
+
+def test_seeds_are_the_paper_s_and_go_on_from_its_last():
+    assert choose_seeds(PAPERS["fedblade"], None) == (1024, 2025, 4096)
+    assert choose_seeds(PAPERS["fedblade"], 1) == (1024,)
+    assert choose_seeds(PAPERS["fedblade"], 5) == (1024, 2025, 4096, 4097, 4098)
+
+
+# ---------------------------------------------------------------------------------- scales and data
+
+
+def test_scales_keep_what_the_claims_depend_on():
+    blade = find("fedblade/t1").recipe({"method": "FedBlade", "dataset": "CIFAR-100", "alpha": "0.05"}).run
+    small = scale_run(PAPERS["fedblade"], blade, "cpu", True)
+    assert (small.model.name, small.local, small.clients, small.sample) == ("fedavg_cnn", blade.local, 100, 0.2)
+    assert 512 / small.local.batch > 2  # features against the batch: LDDecorr is far from singular
+    assert (small.split, small.rounds, small.method) == (blade.split, blade.rounds, blade.method)
+    tiny = scale_run(PAPERS["fedblade"], blade, "smoke", False)
+    assert (tiny.rounds, tiny.local.steps, tiny.data.name) == (2, 2, "stand_in")
+    assert scale_run(PAPERS["fedblade"], blade, "full", True) is blade
+
+
+def test_missing_data_are_said_and_nothing_is_run(no_data):
+    plan = make_plan(find("fedsol/t2"), "full", "FedAvg", "CINIC-10", 1, Data())
+    assert plan.runs == []
+    figures = compare_figures(plan, {})
+    assert {figure.mark for figure in figures} == {"not run"}
+    assert all("cinic10" in figure.note for figure in figures)
+
+
+def test_a_part_of_a_data_set_is_not_the_paper_s(no_data, monkeypatch):
+    folder = no_data / "data" / "cifar100"
+    folder.mkdir(parents=True)
+    import numpy as np
+
+    x, y = np.zeros((200, 32, 32, 3), np.uint8), np.arange(200) % 100
+    np.savez(folder / "cifar100_small.npz", train_images=x, train_labels=y, test_images=x[:100], test_labels=y[:100])
+    monkeypatch.setenv("UNSKEW_DATA", str(folder.parent))
+    plan = make_plan(find("fedblade/t1"), "full", "FedAvg", "CIFAR-100, alpha=0.1", 1, Data())
+    assert plan.runs == [] and "200 of 50,000 training samples" in plan.jobs[0].missing
+
+
+def test_stand_ins_are_said(no_data):
+    plan = make_plan(T4, "smoke", None, "P=0.2", 1, Data())
+    assert plan.notes == ("data 'cifar10' are not here: generated images of its shape stand in",)
+    assert all(run.data.name == "stand_in" for run in plan.runs)
+
+
+# ------------------------------------------------------------------------------- ours and the printed
+
+
+def printed(text, std=None):
+    return Printed({"method": "x"}, text, std, "x", "y")
+
+
+@pytest.mark.parametrize(
+    ("text", "std", "values", "mark"),
+    [
+        ("50.00", 1.0, (50.004,), "equal"),
+        ("50.00", 1.0, (52.0,), "within noise"),  # 2 sqrt(1/3 + 1) = 2.31
+        ("50.00", 1.0, (52.4,), "above"),
+        ("50.00", 1.0, (47.6,), "below"),
+        ("50.00", None, (51.9,), "within noise"),  # no spread is known: 2 points
+        ("50.00", None, (52.1,), "above"),
+        ("50.00", None, (51.0, 52.0, 53.0), "above"),  # 2 sqrt(1/3 + 1/3) = 1.63
+        ("failed", None, (10.0,), "other"),
+    ],
+)
+def test_marks_by_hand(text, std, values, mark):
+    plan = make_plan(find("fedblade/t1"), "full", "FedAvg", "CIFAR-10, alpha=0.1", 3, Data())
+    assert judge(plan, printed(text, std), values) == mark
+
+
+def test_noise_is_of_the_table_s_unit():
+    plan = make_plan(find("fedaf/t7"), "full", "FMNIST", "alpha=0.02", 1, Data())
+    assert noise_of(plan, printed("0.06"), [0.06], math.nan) == pytest.approx(0.003)
+
+
+def test_texts_of_a_figure():
+    figure = Compared(printed("50.00", 1.0), (51.0, 52.0, 53.0), "above")
+    assert (figure.ours, figure.difference) == ("52.00 ± 1.00", 2.0)
+    assert Compared(printed("50.00"), (), "not run").ours == "–"
+    assert Compared(printed("50.00"), (51.0,), "other scale").difference is None
+
+
+def test_prototypes_have_the_printed_bytes():
+    table = find("fedblade/t11")
+    for figure in table.printed:
+        cell = table.recipe(figure.keys)
+        assert isinstance(cell, Computed) and cell.compute("full") == float(figure.text)
+
+
+def test_settings_are_the_printed_ones():
+    for name in ("fedsol/t7", "fedsol/t8"):
+        plan = make_plan(find(name), "full", None, None, None, Data())
+        assert {figure.mark for figure in compare_figures(plan, {})} == {"equal"}
+
+
+# ----------------------------------------------------------------------------------------- really run
+
+
+def test_a_table_is_run_and_read_back(no_data):
+    plan = make_plan(T4, "smoke", None, "P=0.2", 1, Data())
+    seen = []
+    first = compare_figures(plan, play(plan.runs, no_data / "out", Data()))
+    again = play(plan.runs, no_data / "out", Data(), lambda run, number, total: seen.append(number) or _refuse)
+    assert [figure.values for figure in compare_figures(plan, again)] == [figure.values for figure in first]
+    assert seen == [1, 2, 3, 4] and {figure.mark for figure in first} == {"other scale"}
+
+
+def _refuse(row):
+    raise AssertionError("a finished run was played again")
+
+
+def test_relative_figures_need_both_runs(no_data):
+    plan = make_plan(find("flfa/t1"), "smoke", "FedProx", "BloodMNIST, relative_time", 1, Data())
+    found = play(plan.runs, no_data / "out", Data())
+    figures = compare_figures(plan, found)
+    assert all(figure.values[0] > 0 for figure in figures)
+    fedavg = next(run for run in plan.runs if run.method.name == "fedavg")
+    del found[fedavg.seed, fedavg.hash]
+    assert all(not figure.values for figure in compare_figures(plan, found))
+
+
+def command(*words):
+    return [sys.executable, "-m", "unskew", "reproduce", *words, "-q"]
+
+
+def tables_in(folder):
+    return {path.relative_to(folder): path.read_text() for path in sorted(folder.rglob("table.csv"))}
+
+
+def kill_after_first_run(words, out, environment):
+    """Starts the command and kills it, with its workers, when a run has begun (and, later, one more is finished)."""
+    before = len(list(out.glob("*/runs/*/summary.json")))
+    process = subprocess.Popen(command(*words), env=environment, start_new_session=True)
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and process.poll() is None:
+        if len(list(out.glob("*/runs/*/summary.json"))) > before:
+            break
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("queued", [False, True])
+def test_killed_twice_it_ends_with_the_same_table(no_data, queued):
+    """`kill -9` in the middle, twice; the third call ends it, with the table of an undisturbed one."""
+    environment = {**os.environ, "XDG_CACHE_HOME": str(no_data / "cache"), "OMP_NUM_THREADS": "1"}
+    environment.pop("UNSKEW_DATA", None)
+    cells = ["fedas/t4", "--scale", "smoke", "--seeds", "1"]
+    words = list(cells)
+    if queued:
+        (no_data / "queue.txt").write_text(f"# a comment\n{' '.join(cells)}\n")
+        words = ["--queue", str(no_data / "queue.txt"), "--workers", "2"]
+    whole, broken = no_data / "whole", no_data / "broken"
+    subprocess.run(command(*cells, "--out", str(whole)), env=environment, check=True, capture_output=True)
+    for _ in range(2):
+        kill_after_first_run([*words, "--out", str(broken)], broken, environment)
+    subprocess.run(command(*words, "--out", str(broken)), env=environment, check=True, capture_output=True)
+    assert tables_in(broken) == tables_in(whole)
+    assert len(list(broken.glob("smoke/runs/*/summary.json"))) == 16
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("table", list_tables(), ids=lambda table: table.id)
+def test_every_table_runs_at_smoke(no_data, table):
+    """One cell of every method of the table, on generated images."""
+    data = Data()
+    plan = make_plan(table, "smoke", None, None, 1, data)
+    by_method = {str(run.method): run for run in reversed(plan.runs)}
+    found = play(list(by_method.values()), no_data / "out", data)
+    figures = [figure for figure in compare_figures(plan, found) if figure.values]
+    assert figures, "no figure could be read"
+    for figure in figures:
+        cell = table.recipe(figure.printed.keys)
+        assert isinstance(cell, Cell) or figure.mark in ("equal", "other machine", "above", "below", "within noise")
+        assert all(math.isfinite(value) for value in figure.values if isinstance(value, float))
+
+
+# ------------------------------------------------------------------------------------------ the queue
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("", "is empty"),
+        ("fedas/t3 --rows", "every option needs a value"),
+        ("fedas/t3 --method fedavg", "expected --rows, --columns, --scale or --seeds"),
+        ("fedas/t3 --scale huge", "--scale is one of full, cpu, smoke"),
+        ("fedas/t3 --seeds 0", "--seeds is a number of at least 1"),
+        ("fedas/t3 --rows nobody", "has no row 'nobody'"),
+        ("fedas/t77", "there is no table or figure"),
+        ("fedas/t3 --rows 'fedas", "close the quotes"),
+        ("fedas/fig4a", "a queue holds tables"),
+    ],
+)
+def test_bad_queues_are_one_line(tmp_path, text, line):
+    (tmp_path / "queue.txt").write_text(text)
+    with pytest.raises(InputError, match=line):
+        read_queue(tmp_path / "queue.txt")
+
+
+def test_a_queue_that_is_not_there(tmp_path):
+    with pytest.raises(InputError, match="cannot read the queue"):
+        read_queue(Path(tmp_path / "none.txt"))
+
+
+def test_the_record_of_a_table(no_data, capsys):
+    from unskew.report.reproduction import to_record
+
+    plan = make_plan(find("fedsol/t7"), "full", None, None, None, Data())
+    record = json.loads(json.dumps(to_record(plan, compare_figures(plan, {}))))
+    assert (record["table"], record["scale"], len(record["figures"])) == ("fedsol/t7", "full", 18)
