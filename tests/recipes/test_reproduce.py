@@ -44,7 +44,7 @@ def test_rows_and_columns_choose_cells():
 @pytest.mark.parametrize(
     ("rows", "columns", "line"),
     [
-        ("fedaz", None, "has no row 'fedaz'; did you mean FedAS"),
+        ("fedaz", None, "has no row 'fedaz'; known: Ditto, FedALA, FedAS"),
         (None, "P=0.3", "has no column 'P=0.3'"),
         ("fedas", "Q=1", "known: beta=0.1, P=0.2"),
     ],

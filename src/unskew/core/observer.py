@@ -88,7 +88,7 @@ class Callback(Observer):
 def show_row(observer: Observer, row: Row) -> None:
     """Tells an observer of a finished round; what is from outside the package gets a row that it may change."""
     shown = observer._function if isinstance(observer, Callback) else type(observer)
-    ours = getattr(shown, "__module__", "").partition(".")[0] == "unskew"
+    ours = (getattr(shown, "__module__", None) or "").partition(".")[0] == "unskew"
     observer.finished(row if ours else _copy_plain(row))
 
 
