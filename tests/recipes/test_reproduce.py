@@ -273,3 +273,20 @@ def test_the_record_of_a_table(no_data, capsys):
     plan = make_plan(find("fedsol/t7"), "full", None, None, None, Data())
     record = json.loads(json.dumps(to_record(plan, compare_figures(plan, {}))))
     assert (record["table"], record["scale"], len(record["figures"])) == ("fedsol/t7", "full", 18)
+
+
+@pytest.mark.parametrize("name", ["fedas/t3", "fedaf/t1", "fedsol/t9"])
+def test_estimates_grow_with_the_work(no_data, name):
+    """Twice the rounds take twice as long and send twice as much; full takes longer than a trial of seconds."""
+    from dataclasses import replace
+
+    from unskew.recipes.estimate import estimate, try_out
+
+    plan = make_plan(find(name), "smoke", None, None, 1, Data())
+    run = plan.runs[0]
+    tried = try_out(run)
+    once, twice = estimate(run, tried), estimate(replace(run, rounds=2 * run.rounds), tried)
+    assert twice.hours == pytest.approx(2 * once.hours) and once.hours > 0
+    assert twice.gigabytes == pytest.approx(2 * once.gigabytes)
+    full = find(name).recipe(plan.figures[0].keys).run
+    assert estimate(full, tried).hours > 10 * once.hours

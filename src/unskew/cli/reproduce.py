@@ -21,7 +21,7 @@ from unskew.cli.progress import RoundProgress
 from unskew.cli.shared_flags import DataDir, Json, Quiet
 from unskew.recipes import PAPERS, find, list_tables
 from unskew.recipes.base import Figure, Finished, Scale
-from unskew.recipes.estimate import Estimate, estimate, key_of, try_out
+from unskew.recipes.estimate import Estimate, Trial, estimate, key_of, try_out
 from unskew.recipes.queue import count_finished, plan_all, read_queue, work
 from unskew.recipes.reproduce import (
     Compared,
@@ -180,7 +180,7 @@ def show_list(as_json: bool) -> None:
 
 def show_plan(plan: Plan, as_json: bool, quiet: bool) -> None:
     """Prints the runs of a plan with estimated hours and bytes."""
-    tried: dict[str, tuple[float, float, float, float]] = {}
+    tried: dict[str, Trial] = {}
     estimates: list[tuple[Run, Estimate]] = []
     for number, run in enumerate(plan.runs, 1):
         if key_of(run) not in tried:

@@ -16,7 +16,7 @@ from unskew.data.partition.splits import Split, splits
 from unskew.data.sources.base import Source, sources
 from unskew.data.sources.smaller import Part, StandIn, read_count
 from unskew.recipes.base import Paper, Scale
-from unskew.runs.config import Run, cohort_size
+from unskew.runs.config import Run
 
 SMOKE_TEXT = (
     "a trial of seconds: a few hundred samples, at most 6 clients, 2 rounds of 2 steps; its figures mean nothing"
@@ -118,11 +118,3 @@ def check_whole(source: Source, dataset: Dataset) -> str:
 def _is_published(path: Path, checksum: str) -> bool:
     kind, _, wanted = checksum.partition(":")
     return hashlib.new(kind, path.read_bytes()).hexdigest() == wanted
-
-
-def steps_in_all(run: Run, samples: int) -> float:
-    """Local steps of a run, about: all visits, each with the mean client's batches."""
-    assert run.clients is not None
-    each = samples / run.clients
-    steps = run.local.steps or run.local.epochs * max(1.0, each / run.local.batch)
-    return run.rounds * cohort_size(run.sample, run.clients) * steps
