@@ -122,7 +122,8 @@ def printed(text, std=None):
         ("50.00", 1.0, (47.6,), "below"),
         ("50.00", None, (51.9,), "within noise"),  # no spread is known: 2 points
         ("50.00", None, (52.1,), "above"),
-        ("50.00", None, (51.0, 52.0, 53.0), "above"),  # 2 sqrt(1/3 + 1/3) = 1.63
+        ("50.00", None, (51.0, 52.0, 53.0), "within noise"),  # 4.30 sqrt(1/3 + 1/3) = 3.51
+        ("50.00", None, (52.6, 53.6, 54.6), "above"),
         ("failed", None, (10.0,), "other"),
     ],
 )

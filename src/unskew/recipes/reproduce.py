@@ -253,7 +253,8 @@ def judge(plan: Plan, printed: Printed, values: Sequence[float | str]) -> Mark:
 def noise_of(plan: Plan, printed: Printed, values: Sequence[float], std: float) -> float:
     """How far apart two means may be by chance: two standard errors of their difference.
 
-    The printed deviation stands for ours where there is one seed, ours for the printed where none is printed.
+    The printed deviation stands for ours where there is one seed, ours for the printed where none is printed; a
+    deviation of few seeds of our own is uncertain itself, so that Student's quantile takes the place of the two.
     """
     theirs = printed.std if plan.table.spread == "seeds" and printed.std else None
     ours = None if math.isnan(std) else std
@@ -261,7 +262,15 @@ def noise_of(plan: Plan, printed: Printed, values: Sequence[float], std: float) 
     one, other = theirs if theirs is not None else ours, ours if ours is not None else theirs
     if one is None or other is None:
         return UNSAID.get(plan.table.unit, 0.05 * abs(printed.value or 0.0))
-    return 2 * math.sqrt(one**2 / runs + other**2 / len(values))
+    factor = 2.0 if theirs is not None else max(2.0, _student(len(values) - 1))
+    return factor * math.sqrt(one**2 / runs + other**2 / len(values))
+
+
+def _student(freedom: int) -> float:
+    """The 97.5 % quantile of Student's distribution."""
+    from scipy.special import stdtrit  # here, as it is slow to import
+
+    return float(stdtrit(freedom, 0.975))
 
 
 def _places(text: str) -> int:
