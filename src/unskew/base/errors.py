@@ -82,6 +82,15 @@ def one_line(error: BaseException) -> str:
     return " ".join(text.split()) or type(error).__name__
 
 
+def let_pass(error: Exception) -> None:
+    """Raises what a signal's handler raised once more: its TimeoutError is an OSError, too, but not the system's.
+
+    The system's have a number.
+    """
+    if is_from_signal(error) or (isinstance(error, OSError) and error.errno is None):
+        raise error
+
+
 def is_from_signal(error: BaseException) -> bool:
     """Whether a signal's handler raised it: it is meant for the program, wherever the code was interrupted.
 

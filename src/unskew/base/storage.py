@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 import safetensors.torch
 import torch
 
-from unskew.base.errors import InputError
+from unskew.base.errors import InputError, let_pass
 from unskew.base.tree import Groups
 
 _KEY = "unskew"
@@ -30,9 +30,10 @@ def can_hold(dtype: torch.dtype) -> bool:
 def encode(groups: Groups, notes: dict[str, Any] | None = None) -> bytes:
     """The bytes of these groups, with a few plain values beside them; equal input gives equal bytes."""
     order = {group: list(tree) for group, tree in groups.items()}
+    values = (value.detach() for tree in groups.values() for value in tree.values())
     # one key only: readers need not keep the order of several
     header: dict[str, Any] = {"__metadata__": {_KEY: json.dumps({"order": order, "notes": notes or {}})}}
-    flat = [(f"{group}/{name}", value.detach()) for group, tree in groups.items() for name, value in tree.items()]
+    flat = list(zip(_list_keys(order), values, strict=True))
     # written here, as safetensors' own writer takes three times as long; wide types first, so that all are aligned
     flat.sort(key=lambda item: (-item[1].element_size(), item[0]))
     parts, end = [b"", b""], 0
@@ -52,8 +53,21 @@ def decode(data: bytes) -> Groups:
     """The groups that these bytes hold, names in the order they had."""
     tensors = safetensors.torch.load(data)
     order = _header(data)["order"]
+    keys = iter(_list_keys(order))
     # copies: torch's own memory is aligned alike everywhere, views into a file are not, and sums may round differently
-    return {group: {name: tensors[f"{group}/{name}"].clone() for name in names} for group, names in order.items()}
+    return {group: {name: tensors[next(keys)].clone() for name in names} for group, names in order.items()}
+
+
+def _list_keys(order: dict[str, list[str]]) -> list[str]:
+    """Each tensor's name in the file; "a/b" of group "c" after "b" of group "c/a" has a prime to tell them apart."""
+    found: dict[str, None] = {}
+    for group, names in order.items():
+        for name in names:
+            key = f"{group}/{name}"
+            while key in found:
+                key += "'"
+            found[key] = None
+    return list(found)
 
 
 def read_notes(data: bytes) -> dict[str, Any]:
@@ -80,6 +94,7 @@ def read_certified(path: Path) -> bytes:
     try:
         data = path.read_bytes()
     except OSError as error:
+        let_pass(error)
         raise InputError(f"cannot read {path}: {error.strerror or error}") from None
     if hashlib.sha256(data).hexdigest()[:16] != path.name.split(".")[-2]:
         raise InputError(f"{path} is damaged: its checksum does not match its name")

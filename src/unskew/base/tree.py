@@ -105,6 +105,30 @@ def without(a: Tree, names: Iterable[str]) -> Tree:
     return {name: value for name, value in a.items() if name not in unwanted}
 
 
+def settle(groups: Groups) -> Groups:
+    """The groups as a file gives them back: each tensor row after row in memory of its own, on which sums depend."""
+    if all(map(_is_settled, (value for tree in groups.values() for value in tree.values()))):
+        return groups
+    return {
+        group: {n: v if _is_settled(v) else v.clone(memory_format=torch.contiguous_format) for n, v in tree.items()}
+        for group, tree in groups.items()
+    }
+
+
+def _is_settled(value: Tensor) -> bool:
+    """Whether its memory begins where torch's own would, and has its order: of a view's neither need be so."""
+    return value.is_contiguous() and value.stride() == _strides(value.shape) and not value.data_ptr() % _ALIGNED
+
+
+@functools.lru_cache(maxsize=4096)
+def _strides(shape: torch.Size) -> tuple[int, ...]:
+    return torch.empty(shape, device="meta").stride()
+
+
+_ALIGNED = 64
+"""Bytes of which torch's memory on a CPU begins at a multiple."""
+
+
 def all_finite(groups: Groups) -> bool:
     """Whether no floating entry of any group is NaN or infinite."""
     floats = [value for tree in groups.values() for value in tree.values() if value.is_floating_point()]

@@ -50,7 +50,7 @@ class Steps(Protocol):
 
 
 LocalGradient = Callable[[Any, Tree, Any], Tree]
-"""`gradient(c, params, batch)`: the direction of a local step; it may name fewer parameters than there are."""
+"""`gradient(c, params, batch)`: the direction of a local step; one given to `sgd` may name only some parameters."""
 
 
 Fixed = Literal["received", "previous"]

@@ -66,7 +66,7 @@ def _ask_gradient(c: Context, gradient: LocalGradient, params: Tree, batch: Any)
     finally:  # also where autograd fails because of it
         if guard is not None and (changed := guard.find_change()) is not None:
             refuse_change(c, gradient, params, batch, changed)
-    check_direction(gradient, grads, params)
+    check_direction(gradient, grads, params, c.trainable)
     if guard is not None:
         refuse_unused(c, gradient, params, batch, grads)
     return grads

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import cast
 
+import torch
 from torch import Tensor
 
 from unskew.base import tree
@@ -62,6 +63,8 @@ class PerClient:
             raise ValueError("s.per_client.put is for init, digest and update; download, brief and publish only read")
         self._check(client)
         own = {group: {name: _own(value) for name, value in kept.items()} for group, kept in groups.items()}
+        if self._hold is not None:  # somebody's slot puts it
+            own = tree.settle(own)
         if not tree.all_finite(own):
             self.spoilt.append(client)
             return
@@ -80,5 +83,7 @@ class PerClient:
 
 def _own(value: Tensor) -> Tensor:
     """The tensor without a graph; copied if it is a view, which would keep all of its base in memory."""
+    if value.is_nested or value.layout is not torch.strided:
+        raise ValueError("s.per_client.put takes dense tensors, got a nested or sparse one; pad it, or make it dense")
     value = value.detach()
     return value.clone() if value.untyped_storage().nbytes() > value.nbytes else value

@@ -22,6 +22,8 @@ class Reducer:
 
     averages: ClassVar[bool] = False
     """Whether the merged value is a mean of what clients send: such groups may be clipped, quantised, made sparse."""
+    alike: ClassVar[int | None] = None
+    """From which dimension on clients must send the same shape, and the same type; None: they may differ."""
 
     def __init_subclass__(cls) -> None:
         """Refuses names that are nearly those of hooks."""
@@ -53,12 +55,14 @@ may touch the group that it reads. They never touch sums, counts, joined data or
 
 
 class mean(Reducer):
-    """The weighted mean over the clients that sent the name."""
+    """The weighted mean over the clients that sent the name; of integers and booleans, in single precision."""
 
     averages = True
+    alike = 0
 
     def __init__(self, s: ServerContext) -> None:
         self._sum: Tree = {}
+        self._narrow: dict[str, torch.dtype] = {}
         self._weight = 0.0
         self._without: dict[str, float] = {}
         """Weight of the replies in which a name was missing."""
@@ -68,14 +72,15 @@ class mean(Reducer):
         if value.keys() == self._sum.keys():
             add_in_place([self._sum[name] for name in value], list(value.values()), alpha=reply.weight)
         else:
-            self._add_some({name: tensor * reply.weight for name, tensor in value.items()}, reply.weight)
+            wide = _widen(value, self._narrow, torch.float32)
+            self._add_some({name: tensor * reply.weight for name, tensor in wide.items()}, reply.weight)
         self._weight += reply.weight
 
     def add_stack(self, value: Tree, replies: Sequence[Reply]) -> None:
         """Takes in the trees of many clients at once, [K, ...]."""
         weights = [reply.weight for reply in replies]
-        by = torch.tensor(weights, dtype=torch.float64)
-        sums = {name: (by.to(v.dtype) @ v.reshape(len(by), -1)).view(v.shape[1:]) for name, v in value.items()}
+        by, wide = torch.tensor(weights, dtype=torch.float64), _widen(value, self._narrow, torch.float32)
+        sums = {name: (by.to(v.dtype) @ v.reshape(len(by), -1)).view(v.shape[1:]) for name, v in wide.items()}
         whole = sum(weights)
         if sums.keys() == self._sum.keys():
             add_in_place([self._sum[name] for name in sums], list(sums.values()))
@@ -97,29 +102,53 @@ class mean(Reducer):
     def result(self) -> Tree:
         """The sum divided by the weights; names with no weight at all are left out."""
         weights = {name: self._weight - self._without.get(name, 0.0) for name in self._sum}
-        return {name: value / weights[name] for name, value in self._sum.items() if weights[name] > 0}
+        means = {name: value / weights[name] for name, value in self._sum.items() if weights[name] > 0}
+        return _narrow(means, self._narrow)
 
 
 class total(Reducer):
-    """The plain sum, each client counting once."""
+    """The plain sum, each client counting once; of integers and booleans, in 64 bits."""
+
+    alike = 0
 
     def __init__(self, s: ServerContext) -> None:
         self._sum: Tree = {}
+        self._narrow: dict[str, torch.dtype] = {}
 
     def add(self, value: Tree, reply: Reply) -> None:
         """Takes in one client's tree."""
-        for name, tensor in value.items():
+        for name, tensor in _widen(value, self._narrow, torch.int64).items():
             self._sum[name] = self._sum[name].add_(tensor) if name in self._sum else tensor.clone()
 
     def add_stack(self, value: Tree, replies: Sequence[Reply]) -> None:
         """Takes in the trees of many clients at once, [K, ...]."""
-        for name, tensor in value.items():
+        for name, tensor in _widen(value, self._narrow, torch.int64).items():
             summed = tensor.sum(0)
             self._sum[name] = self._sum[name].add_(summed) if name in self._sum else summed
 
     def result(self) -> Tree:
         """The sum."""
-        return self._sum
+        return _narrow(self._sum, self._narrow)
+
+
+def _widen(value: Tree, narrow: dict[str, torch.dtype], counts: torch.dtype) -> Tree:
+    """The tree as it is added up: half precision in single, what is no real number as `counts`.
+
+    Sums of small types would overflow. What is to be half precision again is noted in `narrow`.
+    """
+    if all(tensor.dtype in _WIDE for tensor in value.values()):
+        return value
+    narrow |= {name: tensor.dtype for name, tensor in value.items() if tensor.dtype in _HALF}
+    to = dict.fromkeys(_HALF, torch.float32)
+    return {n: v if v.dtype in _WIDE else v.to(to.get(v.dtype, counts)) for n, v in value.items()}
+
+
+def _narrow(value: Tree, narrow: dict[str, torch.dtype]) -> Tree:
+    return {n: v.to(narrow[n]) if n in narrow else v for n, v in value.items()} if narrow else value
+
+
+_HALF = (torch.float16, torch.bfloat16)
+_WIDE = (torch.float32, torch.float64, torch.complex64, torch.complex128)
 
 
 class mean_over_all_clients(total):
@@ -133,7 +162,7 @@ class mean_over_all_clients(total):
 
     def result(self) -> Tree:
         """The sum over all clients."""
-        return {name: value / self._clients for name, value in self._sum.items()}
+        return _narrow({name: value / self._clients for name, value in self._sum.items()}, self._narrow)
 
 
 class buffers(mean):
@@ -172,6 +201,8 @@ class buffers(mean):
 class concat(Reducer):
     """Tensors of all clients joined along the first dimension: condensed data, replies of different size."""
 
+    alike = 1
+
     def __init__(self, s: ServerContext) -> None:
         self._parts: dict[str, list[torch.Tensor]] = {}
 
@@ -209,3 +240,5 @@ def check_reducers(method: str, reducers: Reducers) -> None:
             raise InputError(
                 f"{method}: the reducer of '{name}' must be a subclass of unskew.reducers.Reducer, got {kind!r}"
             )
+        if made.alike is not None and (type(made.alike) is not int or made.alike < 0):
+            raise InputError(f"{made.__name__}.alike must be None or the number of a dimension, got {made.alike!r}")

@@ -15,10 +15,10 @@ from torch import Tensor
 from unskew.base import seeds, tree
 from unskew.base.tree import Groups
 from unskew.core.checks.asking import USABLE, ask_server, ask_weigh, is_usable_weight
-from unskew.core.checks.faults import Fault, server_error
+from unskew.core.checks.faults import Fault, client_error, server_error
 from unskew.core.checks.plain import to_plain
-from unskew.core.checks.returned import Wrong, check_merged
-from unskew.core.checks.watching import WatchedReducer, is_foreign
+from unskew.core.checks.returned import Wrong, check_alike, check_merged
+from unskew.core.checks.watching import WatchedReducer, is_foreign, make_reducer
 from unskew.core.context import ServerContext
 from unskew.core.held import HeldReplies, load
 from unskew.core.jobs import Executor, Job, Kind, Reply, Stack, StateStore
@@ -128,7 +128,9 @@ class _Exchange:
         self._sent: set[str] = set()
         """Those that clients sent."""
         self._shapes: Groups = {}
-        """A tensor of each name that was sent, where somebody's method merges them."""
+        """A tensor of each name that was sent, where somebody's method sends them."""
+        self._alike: dict[str, int] = {}
+        """The groups whose tensors must be alike, and from which dimension on."""
         self._decoded: tuple[Stack, Stack, list[bool]] | None = None
         """The newest stack as it was sent and as it reads, and who sent finite numbers."""
 
@@ -139,9 +141,9 @@ class _Exchange:
         return self.s if slot in ("digest", "update") else self._reading
 
     def check(self, slot: str, server: Groups) -> Groups:
-        """The state that a slot gave; notes if it is not finite."""
+        """The state that a slot gave, as a checkpoint would give it back; notes if it is not finite."""
         self.failed = find_failure(self.task, slot, server, self.s)
-        return server
+        return tree.settle(server) if self.task.guarded_slots else server
 
     def brief_from(self, server: Groups) -> None:
         """From now on messages hold the brief of the server's state after the survey."""
@@ -151,14 +153,26 @@ class _Exchange:
         """The client's message, made when it is its turn, and its bytes; what a survey sent is not sent again."""
         s = self.seed_layers_for("download", client)
         message: Groups = ask_server(self.task, "download", s, self._before, client, client=client)
+        self._refuse_spoilt("download", message, self._before, client)
         if self._surveyed is None:
             self._count(client, message)
             self._count_fixed(client, message)
             return message
         s = self.seed_layers_for("brief", client)
         brief: Groups = ask_server(self.task, "brief", s, self._surveyed, client, client=client)
+        self._refuse_spoilt("brief", brief, self._surveyed, client)
         self._count(client, brief)
         return {**message, **brief}
+
+    def _refuse_spoilt(self, slot: str, message: Groups, server: Groups, client: int) -> None:
+        """A fault where somebody's slot sends NaN or infinite numbers; those of the server's state are finite."""
+        if slot not in self.task.guarded_slots:
+            return
+        made = {group: {n: v for n, v in own.items() if v is not server.get(group, {}).get(n)}
+                for group, own in message.items()}  # fmt: skip
+        if (group := self.task.find_spoilt(made)) is not None:
+            fault = Fault(owner_of(self.task.method, slot), slot, f"sends NaN or infinite numbers (group '{group}')")
+            raise server_error(fault, self.s.round, client) from fault
 
     def warn_unsent(self, reducers: Reducers) -> None:
         """Says which groups a method merges though nobody sends them, but for those that every method merges."""
@@ -195,16 +209,15 @@ class _Exchange:
         return {"straggler": self.task.straggles(client)} if self.task.stragglers else {}
 
     def _make_reducers(self, reducers: Reducers) -> dict[str, tuple[str, Reducer]]:
-        return {
-            name: (how[0], how[1](self.s)) if isinstance(how, tuple) else (name, how(self.s))
-            for name, how in reducers.items()
-        }
+        pairs = {name: how if isinstance(how, tuple) else (name, how) for name, how in reducers.items()}
+        return {name: (group, make_reducer(how, self.s)) for name, (group, how) in pairs.items()}
 
     def merge(self, kind: Kind, reducers: Reducers, observing: Reducers | None = None) -> Groups:
         """Sends the jobs and merges the replies as they come, in the sampled order; observers see them too."""
         accumulators, observed = self._make_reducers(reducers), self._make_reducers(observing or {})
         self._read = {group for group, _ in accumulators.values()}
         self.observed = {name: reducer for name, (_, reducer) in observed.items()}
+        self._shapes, self._alike = {}, _find_alike([*accumulators.values(), *observed.values()])
         every = self._watch([*accumulators.values(), *observed.values()])
         if self._surveyed is None:
             for client in self.dropped:
@@ -333,15 +346,27 @@ class _Exchange:
             self.faults[str(reply.client)] = _find_fault(reply)
             self.present.pop(reply.client)
             self.rows.append(self._row(reply, used=False))
-        elif kind == "train":
+            return None
+        if self.task.guarded_slots:
+            self._compare_shapes("upload" if kind == "train" else "survey", reply)
+        if kind == "train":
             self.used.append(reply.client)
-            if self.task.guarded_slots:
-                own = reply.groups if reply.stack is None else reply.stack.take(reply.place)
-                for group, value in own.items():
-                    self._shapes[group] = {**value, **self._shapes.get(group, {})}
             self.store.put(reply.client, reply.state, self.s.round)
             self.rows.append(self._row(reply, used=True))
-        return reply if good else None
+        return reply
+
+    def _compare_shapes(self, slot: str, reply: Reply) -> None:
+        """Refuses a reply whose tensors are not like those before it, where a reducer would broadcast or convert."""
+        own = reply.groups if reply.stack is None else reply.stack.take(reply.place)
+        for group, value in own.items():
+            known = self._shapes.get(group, {})
+            if group in self._alike:
+                try:
+                    check_alike(group, value, known, self._alike[group])
+                except Wrong as wrong:
+                    fault = Fault(owner_of(self.task.method, slot), slot, str(wrong))
+                    raise client_error(fault, reply.client, self.s.round) from None
+            self._shapes[group] = {**value, **known}
 
     def _decode(self, reply: Reply) -> Reply:
         """The reply as everything at the server reads it; a stack is decoded once for all its clients."""
@@ -413,6 +438,15 @@ def _find_fault(reply: Reply) -> str:
     if not (math.isfinite(reply.weight) and reply.weight >= 0):
         return f"a weight of {reply.weight:g}, where only finite ones from 0 up count"
     return "NaN or infinite values in what it keeps"
+
+
+def _find_alike(accumulators: list[tuple[str, Reducer]]) -> dict[str, int]:
+    """The groups whose tensors must be alike, and from which dimension on; the strictest reader counts."""
+    found: dict[str, int] = {}
+    for group, reducer in accumulators:
+        if reducer.alike is not None:
+            found[group] = min(reducer.alike, found.get(group, reducer.alike))
+    return found
 
 
 def _read_weights(given: Any) -> list[float] | None:

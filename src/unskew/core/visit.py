@@ -89,6 +89,8 @@ def _work(task: Task, job: Job) -> Reply:
     weight = float(done.weight) if done.weight is not None else float(len(data))
     refuse_unusable(task, [weight])
     groups, state = device.to_cpu(done.groups), device.to_cpu(done.state)
+    if state and task.guarded_slots:
+        state = tree.settle(state)
     # one look at all of it: a second one would cost a tiny visit as much again
     sound = (
         True if state and tree.all_finite({**groups, **{f"kept/{name}": own for name, own in state.items()}}) else None

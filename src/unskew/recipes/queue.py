@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
-from unskew.base.errors import InputError
+from unskew.base.errors import InputError, let_pass
 from unskew.recipes import find
 from unskew.recipes.base import Scale, Table
 from unskew.recipes.reproduce import Data, Plan, Watch, make_plan, place_of, play
@@ -42,6 +42,7 @@ def read_queue(path: Path) -> list[Line]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
+        let_pass(error)
         raise InputError(f"cannot read the queue {path}: {error}; give a text file, a line per table") from None
     lines = [
         _read_line(line, f"{path}, line {number}")

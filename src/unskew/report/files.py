@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from unskew.base.errors import InputError
+from unskew.base.errors import InputError, let_pass
 
 EARLIER = "earlier"
 _WRITING = ".writing-"
@@ -90,7 +90,8 @@ def put_in_place(made: Path, out: Path) -> Path | None:
 def _read_table(path: Path) -> dict[str, Any] | None:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError) as error:
+        let_pass(error)
         return None
     return found if isinstance(found, dict) and {"title", "rows", "notes"} <= found.keys() else None
 

@@ -14,6 +14,7 @@ from unskew.base import seeds
 from unskew.base.errors import InputError
 from unskew.base.process import count_cores, hold_process
 from unskew.base.registry import to_table
+from unskew.base.tree import settle
 from unskew.core.checks.declared import check_declarations, check_idle, check_patterns
 from unskew.core.checks.faults import Fault, naming
 from unskew.core.checks.returned import describe
@@ -150,6 +151,8 @@ def make_task(config: Run, data: Dataset, partition: Partition) -> Task:
     _check_model(config, data, model)
     net = Net(model.to(device.kind), config.execution.memory_format == "channels_last")
     params, buffers = (device.to_cpu({"all": tree})["all"] for tree in net.trees())
+    if is_foreign(model.modules()):  # whose tensors may have any order in memory, which no checkpoint keeps
+        params, buffers = settle({"": params})[""], settle({"": buffers})[""]
     method, evaluation = config.method, config.evaluation
     check_patterns(method, net.names)
     task = Task(

@@ -23,7 +23,7 @@ import torch
 
 from unskew.base import seeds, storage
 from unskew.base.cache import cache_dir
-from unskew.base.errors import InputError, is_from_signal
+from unskew.base.errors import InputError, is_from_signal, let_pass
 from unskew.base.process import count_cores, prepare_process
 from unskew.core.checks.asking import ask_server
 from unskew.core.jobs import Job
@@ -116,14 +116,15 @@ def _recall_or_measure(task: Task, about: tuple[Any, ...], workers: int) -> tupl
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         return _check_choice(found["choice"]), f"{found['why']}, measured before"
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        let_pass(error)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         choice, why = _measure(task, workers)
         storage.write_atomic(path, json.dumps({"what": "executor", "choice": choice, "why": why}).encode())
         return choice, why
     except OSError as error:
+        let_pass(error)
         return "serial", f"not measured: cannot write {path}: {error.strerror or error}"
 
 

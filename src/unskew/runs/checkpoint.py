@@ -77,16 +77,25 @@ def save(
 
     `rows` marks the rounds' rows as they are now, `client_rows` is the length of the clients'.
     """
+    check_names(server)
     groups = {**server, _STATES: {"snapshot": store.snapshot()}}
     if (snapshot := remembered.snapshot()).any():
         groups[_REMEMBERED] = {"snapshot": snapshot}
     about = {"split": identity.split, "data": identity.data, "rows": rows, "client_rows": client_rows}
     notes = {"format": _FORMAT, "run": identity.run, "round": round_, **about}
-    storage.write_certified(folder, f"round-{round_:06d}", storage.encode(groups, notes))
-    for path in _newest_first(folder)[KEPT:]:
+    written = storage.write_certified(folder, f"round-{round_:06d}", storage.encode(groups, notes))
+    # others of this round or later ones are from before the rounds were run again, with rows that are gone
+    superseded = [path for path in _newest_first(folder) if _round_of(path) >= round_ and path.name != written]
+    for path in (*superseded, *[path for path in _newest_first(folder) if path not in superseded][KEPT:]):
         path.unlink(missing_ok=True)
     store.prune()
     remembered.prune()
+
+
+def check_names(server: Groups) -> None:
+    """Refuses a server's state with a group of a name that checkpoints use themselves."""
+    if taken := server.keys() & {_STATES, _REMEMBERED}:
+        raise InputError(f"a group of the server's state must not be named '{min(taken)}': checkpoints use it")
 
 
 def find_last_round(folder: Path) -> int:
@@ -142,4 +151,5 @@ def _round_of(path: Path) -> int:
 
 
 def _newest_first(folder: Path) -> list[Path]:
-    return sorted(folder.glob("round-*.safetensors"), reverse=True)
+    found = folder.glob("round-*.safetensors")
+    return sorted(found, key=lambda path: (_round_of(path), path.stat().st_mtime_ns), reverse=True)

@@ -18,7 +18,7 @@ import unskew.methods
 import unskew.terms
 import unskew.wire  # noqa: F401 - these imports register what is in the rooms
 from unskew.base import plugins, user_code
-from unskew.base.errors import InputError
+from unskew.base.errors import InputError, let_pass
 from unskew.base.registry import Component, Registry, component_fields, construct, nearest, param, to_table
 from unskew.base.text import Table, parse, split_list
 from unskew.core.checks.faults import naming
@@ -188,7 +188,8 @@ def read_written_hash(path: Path) -> str | None:
     try:
         with path.open(encoding="utf-8") as lines:
             word = lines.readline().removeprefix("# run ").partition(";")[0]
-    except (OSError, UnicodeDecodeError):
+    except (OSError, UnicodeDecodeError) as error:
+        let_pass(error)
         return None
     return word if len(word) == 12 and word.isalnum() else None
 
@@ -317,6 +318,7 @@ def read_file(path: Path) -> Table:
         table: Table = tomllib.loads(path.read_text(encoding="utf-8"))
         return table
     except OSError as error:
+        let_pass(error)
         raise InputError(
             f"cannot read the run file {path}: {error.strerror or error}; give the path of a TOML file"
         ) from None

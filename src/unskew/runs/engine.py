@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
 
-from unskew.base import storage
-from unskew.base.errors import InputError, SlotError
+from unskew.base import storage, tree
+from unskew.base.errors import InputError, SlotError, let_pass
 from unskew.base.json_text import to_json
 from unskew.base.process import prepare_process
 from unskew.base.tree import Groups
@@ -202,7 +202,8 @@ def _make_server(config: Run, task: Task) -> Groups:
         server: Groups = ask_server(task, "init", s)
     if failure := find_failure(task, "init", server, s):
         raise InputError(f"{failure}, so there is nothing to train; look at the model's weights and at that slot")
-    return server
+    checkpoint.check_names(server)
+    return tree.settle(server) if task.guarded_slots else server
 
 
 def _try_server(config: Run, task: Task, always: bool = False) -> Groups | None:
@@ -437,6 +438,7 @@ class _Loop:
             client_rows = self.folder.measure_client_rows()
             checkpoint.save(*about, current.server, self.store, self.remembered, client_rows)
         except OSError as error:
+            let_pass(error)
             reason = error.strerror or str(error)
             raise InputError(
                 f"cannot write a checkpoint into {self.folder.path / 'checkpoint'}: {reason}; "
@@ -453,7 +455,9 @@ class _Loop:
         published: Groups = ask_server(self.task, "publish", s, server)
         if unused := find_unused(self.task, server):
             summary["unused_parameters"] = unused
-        if self.folder and not self.folder.finished:
+        if self.folder and self.folder.finished:
+            summary |= {key: value for key, value in self.folder.summary().items() if key == "files"}
+        elif self.folder:
             self._write(summary, published, unused)
         path = self.folder.place if self.folder else None
         models = Models(self.config, self._task_afterwards(), self._states_afterwards(NAME), server, published, last)
@@ -466,7 +470,9 @@ class _Loop:
         constants = self.task.net.constants  # without them the parameters are not the whole model
         whole = {**published, "constants": self.task.device.to_cpu({"": constants})[""]} if constants else published
         self._write_changes()
-        self.folder.write_model(storage.encode(whole, notes))
+        model = storage.encode(whole, notes)
+        self.folder.write_model(model)
+        summary["files"] = self.folder.mark_files(model, [row for _, row in sorted(self.rows.items())])
         self.folder.write_summary(summary)
 
     def _task_afterwards(self) -> Task:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from unskew.base import plugins, storage
-from unskew.base.errors import InputError
+from unskew.base.errors import InputError, is_from_signal, let_pass
 from unskew.base.json_text import to_json
 from unskew.base.registry import to_table
 from unskew.runs.config import Run, from_table, read_file, read_written_hash
@@ -36,6 +36,9 @@ SUMMARY = {"method", "data", "rounds", "accuracy", "personal", "loss", "bytes_up
 """What every summary.json holds, at least."""
 KNOWN = ("plugins", "method", "data", "model", "split", "augment", "wire")
 """What the user's code may be in, and what a program may hand over: taken from a run that is known."""
+
+
+_MODEL, _ROUNDS, _CLIENTS = "model.safetensors", "rounds.jsonl", "clients.jsonl"
 
 
 class EditedRun(InputError):
@@ -68,6 +71,7 @@ class RunFolder:
         try:
             self.place.mkdir(parents=True, exist_ok=True)
         except OSError as error:
+            let_pass(error)
             reason = error.strerror or error
             raise InputError(f"cannot create the run folder {self.path}: {reason}; choose another --out") from None
         self._write("run.toml", run.to_toml().encode())
@@ -77,6 +81,7 @@ class RunFolder:
         try:
             taken = self.place.exists() and (not self.place.is_dir() or any(self.place.iterdir()))
         except OSError as error:
+            let_pass(error)
             reason = error.strerror or error
             raise InputError(f"cannot use the run folder {self.path}: {reason}; choose another --out") from None
         if taken:
@@ -182,6 +187,7 @@ class RunFolder:
             self.checkpoints.mkdir(exist_ok=True)
             file = (self.checkpoints / ".lock").open("w")
         except OSError as error:
+            let_pass(error)
             if not self.finished:
                 reason = error.strerror or str(error)
                 raise InputError(
@@ -193,6 +199,7 @@ class RunFolder:
             try:
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
+                let_pass(error)
                 if error.errno in (errno.EACCES, errno.EAGAIN):
                     raise InputError(f"another process is working on {self.path}; wait until it ends") from None
                 log.warning("%s: this file system has no locks; let no other process work on this run", self.path)
@@ -221,6 +228,7 @@ class RunFolder:
         try:
             found: Row = json.loads((self.place / "summary.json").read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
+            let_pass(error)
             raise self._damaged("summary.json", str(error)) from None
         if not isinstance(found, dict) or not found.keys() >= SUMMARY:
             raise self._damaged("summary.json", "it lacks figures that every run has")
@@ -303,23 +311,51 @@ class RunFolder:
 
     def write_model(self, data: bytes) -> None:
         """The final global model."""
-        self._write("model.safetensors", data)
+        self._write(_MODEL, data)
 
-    def check_model(self, run: str | None) -> None:
-        """An error unless the final model is there and of this run."""
-        path = self.path / "model.safetensors"
+    def check_model(self, run: str | None, files: Row) -> None:
+        """An error unless the final model is there, of this run and as it was written; `files`: `mark_files`."""
         try:
-            found = storage.read_notes((self.place / path.name).read_bytes()).get("run")
+            data = (self.place / _MODEL).read_bytes()
+            found = storage.read_notes(data).get("run")
             problem = None if found == run else f"is of run {found}, and summary.json of {run}"
+            if problem is None and files.get(_MODEL, _digest(data)) != _digest(data):
+                problem = "was changed: it is not the file that the run wrote"
         except FileNotFoundError:
             problem = "is gone"
-        except Exception:  # whatever a damaged file leads to
+        except Exception as error:  # whatever a damaged file leads to
+            if is_from_signal(error):
+                raise
             problem = "cannot be read"
         if problem is not None:
             raise InputError(
-                f"{path} {problem}; restore what was changed, or remove summary.json, then "
+                f"{self.path / _MODEL} {problem}; restore what was changed, or remove summary.json, then "
                 f"'unskew resume {self.path}' writes both again"
             )
+
+    def check_finished_rows(self, rows: list[Row], files: Row) -> None:
+        """An error where the rounds' rows are not those that the run wrote; says where rows about clients are gone."""
+        if files.get(_ROUNDS, _digest_rows(rows)) != _digest_rows(rows):
+            raise InputError(
+                f"{self.path / _ROUNDS} was edited: its rows are not those that the run wrote; restore it, or remove "
+                f"it and summary.json, then 'unskew resume {self.path}' runs the rounds again"
+            )
+        if isinstance(size := files.get(_CLIENTS), int) and (left := self._count_client_rows()) < size:
+            log.warning(
+                "%s lost rows: it has %d of %d; they are not written again, the results are whole",
+                self.path / _CLIENTS, left, size,
+            )  # fmt: skip
+
+    def mark_files(self, model: bytes, rows: list[Row]) -> Row:
+        """What tells later whether the files of the finished run are as they were left, the times in rows aside."""
+        return {_MODEL: _digest(model), _ROUNDS: _digest_rows(rows), _CLIENTS: self._count_client_rows()}
+
+    def _count_client_rows(self) -> int:
+        path = self.place / _CLIENTS
+        if not path.exists():
+            return 0
+        with path.open("rb") as file:
+            return sum(part.count(b"\n") for part in iter(lambda: file.read(1 << 20), b""))
 
     def write_summary(self, summary: Row) -> None:
         """The figures; this ends the run."""
@@ -349,6 +385,7 @@ class RunFolder:
             raise self._cannot_write(name, error) from None
 
     def _cannot_write(self, name: str, error: OSError) -> InputError:
+        let_pass(error)
         reason = error.strerror or str(error)
         return InputError(f"cannot write {self.path / name}: {reason}; what was written before is whole")
 
@@ -363,6 +400,15 @@ def _find_new_options(config: Run, table: Row, written: str | None) -> list[str]
         f"{own[key]['name']}.{option}" for key, part in parts.items() if isinstance(part, dict)
         for option in own[key] if option not in part
     ] or ["an option"]  # fmt: skip
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def _digest_rows(rows: list[Row]) -> str:
+    """Of the rounds' rows in their order without their times, so that runs with equal results have equal digests."""
+    return _digest("\n".join(to_json({**row, "seconds": 0}) for row in rows).encode())
 
 
 def _last_byte(path: Path) -> bytes:

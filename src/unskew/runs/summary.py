@@ -99,7 +99,10 @@ def read_finished(folder: RunFolder) -> Row:
             f"{folder.path}: summary.json and rounds.jsonl differ in '{wrong[0]}', so one of them was edited; restore "
             f"it, or remove summary.json, then 'unskew resume {folder.path}' writes it again"
         )
-    folder.check_model(summary.get("run"))
+    files = summary.get("files", {})  # older versions wrote none
+    files = files if isinstance(files, dict) else {}
+    folder.check_finished_rows(rows, files)
+    folder.check_model(summary.get("run"), files)
     return summary
 
 

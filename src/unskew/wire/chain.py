@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 
+from unskew.base import tree
 from unskew.base.errors import InputError, one_line
+from unskew.base.torch_private import is_batched
 from unskew.base.tree import Groups
 from unskew.core.checks.faults import Fault
 from unskew.core.checks.guard import Guard
-from unskew.core.checks.returned import Wrong, as_groups, describe
+from unskew.core.checks.returned import Wrong, as_groups, as_state, describe
 from unskew.core.checks.watching import AT_CLIENT, call_watched, hold_visit, is_foreign
 from unskew.core.context import ClientContext
 from unskew.core.jobs import WIRE
@@ -66,12 +68,15 @@ def _encode(
     if not isinstance(found, tuple) or len(found) != 2:
         raise Fault(processor, "encode", f"must return what is sent and what is kept, (groups, memory), "
                     f"got {describe(found)}")  # fmt: skip
-    return _as_groups(processor, found[0], "what is sent"), _as_groups(processor, found[1], "what is kept")
+    sent, kept = (_read(processor, as_groups, found[0], "what is sent"),
+                  _read(processor, as_state, found[1], "what is kept"))  # fmt: skip
+    alone = not any(is_batched(value) for own in kept.values() for value in own.values())
+    return sent, tree.settle(kept) if alone else kept
 
 
-def _as_groups(processor: Processor, value: Any, what: str) -> Groups:
+def _read(processor: Processor, how: Callable[[Any], Groups], value: Any, what: str) -> Groups:
     try:
-        return as_groups(value)
+        return how(value)
     except Wrong as wrong:
         raise Fault(processor, "encode", f"(for {what}) {wrong}") from None
 

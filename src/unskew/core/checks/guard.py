@@ -54,6 +54,10 @@ class Guard:
         """Remembers the fields of an object."""
         self._parts.append((part, _read_options(part), what))
 
+    def hold_class(self, kind: type) -> None:
+        """Remembers what a class from outside the package holds, where its objects may change as they like."""
+        self._classes.append((kind, _read_class(kind)))
+
     def _hold(self, where: Mapping[str, object], name: str, value: Tensor, what: str, huge: bool = False) -> None:
         below = get_unwrapped(value) if is_batched(value) else value
         self._entries.append((where, name, value, below, below._version, what))

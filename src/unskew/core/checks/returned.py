@@ -51,6 +51,8 @@ def as_tree(value: Any, what: str = "a tree (parameter names → tensors)") -> T
             raise Wrong(f"must return {what}, whose names are strings, got the name {name!r}")
         if not isinstance(tensor, Tensor):
             raise Wrong(f"must return {what}, got {describe(tensor)} under '{name}'{_advise(tensor)}")
+        if tensor.is_nested:
+            raise Wrong(f"must return {what}, got a nested tensor under '{name}'; pad it, or name its parts one by one")
         if tensor.layout is not torch.strided:
             raise Wrong(f"must return {what}, got a sparse tensor under '{name}'; make it dense with .to_dense()")
         if tensor.is_meta:
@@ -221,6 +223,23 @@ def check_merged(reducer: Reducer, value: Any, sent: Tree) -> None:
         ) from None
 
 
+def check_alike(group: str, value: Tree, known: Tree, start: int) -> None:
+    """Shapes (from dimension `start` on) and types as clients before sent them: reducers neither broadcast nor convert.
+
+    Where they are joined along the first dimension, there must be one.
+    """
+    for name, tensor in value.items():
+        what, other = f"sends the group '{group}' in which '{name}'", known.get(name, tensor)
+        if tensor.dim() < start:
+            raise Wrong(f"{what} must have a first dimension, along which clients' tensors are joined, got shape []")
+        if tensor.dim() != other.dim() or tensor.shape[start:] != other.shape[start:]:
+            free = " but for the first dimension" * bool(start)
+            raise Wrong(f"{what} must have shape {list(other.shape)}{free}, as the clients before sent it, "
+                        f"got {list(tensor.shape)}")  # fmt: skip
+        if tensor.dtype is not other.dtype:
+            raise Wrong(f"{what} must be {_kind(other)}, as the clients before sent it, got {_kind(tensor)}")
+
+
 # -------------------------------------------------------------------------------------------- a client's slots
 
 
@@ -265,6 +284,10 @@ def check_reply(asked: Asked, value: Any) -> Groups:
         model = c.message["model"]
         delta = {name: own for name, own in reply["delta"].items() if default or name in model}
         fit(delta, model, "'delta'", whole=False)
+        missing = asked.method.shared(c, model).keys() & set(c.trainable) - delta.keys()
+        if default and missing:
+            raise Wrong(f"returns 'delta' without {_list(sorted(missing))}, which the server would leave as it was; "
+                        "send all that is shared, or define update")  # fmt: skip
     if "buffers" in reply:
         fit(reply["buffers"], c.buffers, "'buffers'", whole=False)
     return reply
@@ -356,25 +379,39 @@ def check_correction(method: Method, grads: Tree, more: Any) -> None:
         raise Fault(method, "correction", str(wrong)) from None
 
 
-def check_direction(gradient: LocalGradient, grads: Any, params: Tree) -> None:
-    """The direction of a step has the names, shapes and types of parameters; nothing is broadcast."""
+def check_direction(gradient: LocalGradient, grads: Any, params: Tree, trainable: tuple[str, ...]) -> None:
+    """The direction of a step has the names, shapes and types of parameters; nothing is broadcast.
+
+    The slot's own has all that are trained; functions that a method hands to `sgd` may name fewer.
+    """
     try:
         for name, grad in grads.items():
             weight = params[name]
             if not (grad.shape == weight.shape and grad.dtype is weight.dtype and grad.device == weight.device):
                 break
         else:
-            if grads:
+            if grads and not (_is_own_gradient(gradient) and any(name not in grads for name in trainable)):
                 return
     except (AttributeError, KeyError, TypeError):
         pass
     owner: Any = getattr(gradient, "__self__", None)
     try:
         fit(as_tree(grads), params, "a tree", whole=False)
-        raise Wrong("must return a tree with some of the parameters' names, got nothing in it")
+        if not grads:
+            raise Wrong("must return a tree with some of the parameters' names, got nothing in it")
+        missing = [name for name in trainable if name not in grads]
+        raise Wrong(f"returns a tree without {_list(missing)}, which would not be trained; declare them `frozen`, or "
+                    "give zeros")  # fmt: skip
     except Wrong as wrong:
         whose = "" if owner is not None else "takes steps along a function which "
         raise Fault(owner, getattr(gradient, "__name__", ""), f"{whose}{wrong}") from None
+
+
+def _is_own_gradient(gradient: Any) -> bool:
+    """Whether it is the slot `gradient` of somebody's method."""
+    owner = getattr(gradient, "__self__", None)
+    own = owner is not None and getattr(owner, "gradient", None) == gradient
+    return own and gradient.__module__.partition(".")[0] != "unskew"
 
 
 class CheckedDiagnostics(Diagnostics):

@@ -6,10 +6,13 @@ Parts of the package itself are called as they are.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
 
 from unskew.base.tree import Tree
 from unskew.core.checks.faults import CAUGHT, Fault, Raised, mark_spoilt
@@ -17,7 +20,7 @@ from unskew.core.checks.guard import Guard
 
 if TYPE_CHECKING:
     from unskew.base.batch import Batch
-    from unskew.core.context import ClientContext, Context
+    from unskew.core.context import ClientContext, Context, ServerContext
     from unskew.core.jobs import Reply
     from unskew.core.observer import Observer
     from unskew.core.reducers import Reducer
@@ -127,19 +130,61 @@ def hold_batch(guard: Guard, batch: Batch) -> None:
 # ----------------------------------------------------------------------------------------------------- reducers
 
 
+def make_reducer(how: Any, s: ServerContext) -> Reducer:
+    """A reducer of the round; somebody's leaves its class as it is."""
+    kind: type = getattr(how, "func", how)
+    guard = Guard(streams=False) if _is_outside(kind.__module__) else None
+    if guard is not None:
+        guard.hold_class(kind)
+    made: Reducer = how(s)
+    if guard is not None and (changed := guard.find_change()) is not None:
+        raise Fault(made, "__init__", CHANGES.format(changed))
+    return made
+
+
 class WatchedReducer:
-    """A reducer of somebody's: neither what it takes in nor the reply is changed."""
+    """A reducer of somebody's: neither what it takes in nor the reply is changed, in this call or a later one."""
 
     def __init__(self, reducer: Reducer, deep: bool, seed: Callable[[int], None]) -> None:
         self._reducer, self._deep, self._seed = reducer, deep, seed
+        self._first: Guard | None = None
+        """Holds what came first, into which a sum is made where it is not made in a copy."""
+        self._given: list[tuple[weakref.ref[Tensor], int, str]] = []
+        """What came later and how often it had been changed; what nobody has any more cannot be."""
 
     def add(self, value: Tree, reply: Reply) -> None:
         """Takes in one client's tree."""
         self._seed(reply.client)
-        guard = Guard(self._deep)
+        guard = self._guard()
         guard.hold("value", value)
         guard.hold("reply.groups", reply.groups)
-        call_watched(self._reducer, "add", self._reducer.add, (value, reply), guard, AT_SERVER)
+        self._call("add", self._reducer.add, (value, reply), guard)
+        self._remember(value, f" of client {reply.client}")
+
+    def _guard(self) -> Guard:
+        guard = Guard(self._deep)
+        guard.hold_class(type(self._reducer))
+        return guard
+
+    def _call(self, slot: str, function: Callable[..., Any], given: tuple[Any, ...], guard: Guard) -> Any:
+        found = call_watched(self._reducer, slot, function, given, guard, AT_SERVER)
+        if self._first is not None and (changed := self._first.find_change()) is not None:
+            self._refuse(slot, changed)
+        return found
+
+    def _remember(self, value: Tree, whose: str) -> None:
+        """From now on the tensors of a reply that was taken in are watched, too."""
+        if self._first is None:
+            self._first = Guard(self._deep, streams=False)
+            self._first.hold_tensors({f'value["{name}"]{whose}': tensor for name, tensor in value.items()})
+            return
+        for name, tensor in value.items():
+            self._given.append((weakref.ref(tensor), tensor._version, f'value["{name}"]{whose}'))
+
+    def _refuse(self, slot: str, changed: str) -> None:
+        fault = Fault(self._reducer, slot, CHANGES.format(changed))
+        mark_spoilt(fault, fault)
+        raise fault
 
     def add_stack(self, value: Tree, replies: Sequence[Reply]) -> None:
         """Takes in the trees of many clients at once; one after the other where its class only says how to add one."""
@@ -151,15 +196,26 @@ class WatchedReducer:
                 self.add(own, replace(reply, groups=stack.take(reply.place)))
             return
         self._seed(replies[0].client)
-        guard = Guard(self._deep)
+        guard = self._guard()
         guard.hold("value", value)
         guard.hold("reply.stack.groups", stack.groups)
-        call_watched(self._reducer, "add_stack", self._reducer.add_stack, (value, replies), guard, AT_SERVER)
+        self._call("add_stack", self._reducer.add_stack, (value, replies), guard)
+        self._remember(value, f" of clients {replies[0].client} to {replies[-1].client}")
 
     def result(self) -> Any:
         """The merged value."""
         self._seed(-1)
-        return call_watched(self._reducer, "result", self._reducer.result, (), Guard(), AT_SERVER)
+        self._look_back("add")
+        guard = Guard()
+        guard.hold_class(type(self._reducer))
+        found = self._call("result", self._reducer.result, (), guard)
+        self._look_back("result")
+        return found
+
+    def _look_back(self, slot: str) -> None:
+        for given, version, what in self._given:
+            if (tensor := given()) is not None and tensor._version != version:
+                self._refuse(slot, what)
 
 
 def _adds_stacks(kind: type) -> bool:

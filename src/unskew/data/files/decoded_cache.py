@@ -13,6 +13,7 @@ import numpy as np
 
 from unskew.base import storage
 from unskew.base.cache import cache_dir
+from unskew.base.errors import is_from_signal
 from unskew.data.files.arrays import UNREADABLE, Arrays
 
 log = logging.getLogger(__name__)
@@ -32,6 +33,8 @@ def load_or_decode(origin: Path, variant: str, decode: Callable[[], Arrays]) -> 
     try:
         storage.write_atomic(store, lambda file: np.savez(file, **arrays), sync=False)  # type: ignore[arg-type]
     except OSError as error:
+        if is_from_signal(error):
+            raise
         log.info("decoded %s is not cached: %s", origin, error)
     return arrays
 

@@ -10,7 +10,7 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
-from unskew.base.errors import InputError, one_line
+from unskew.base.errors import InputError, is_from_signal, one_line
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +37,8 @@ def fetch(url: str, target: Path, checksum: str | None = None, progress: Progres
         _verify(part, target, url, checksum)
         part.replace(target)
     except (OSError, http.client.HTTPException) as error:
+        if is_from_signal(error):
+            raise
         raise TransferError(_reason(error)) from error
 
 
@@ -47,8 +49,8 @@ def _transfer(url: str, part: Path, name: str, progress: Progress | None) -> Non
         try:
             _receive(url, part, name, progress)
             return
-        except (TransferError, OSError, http.client.HTTPException):
-            if attempt == ATTEMPTS or _size(part) <= before:
+        except (TransferError, OSError, http.client.HTTPException) as error:
+            if attempt == ATTEMPTS or _size(part) <= before or is_from_signal(error):
                 raise
             log.warning("%s: the transfer was cut at %d bytes; resuming", name, _size(part))
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from PIL import Image, UnidentifiedImageError
 
-from unskew.base.errors import InputError, one_line
+from unskew.base.errors import InputError, is_from_signal, one_line
 from unskew.data.dataset import Samples
 from unskew.data.files.arrays import Array, Arrays
 from unskew.data.files.decoded_cache import load_or_decode
@@ -78,6 +78,8 @@ def _pixels(content: bytes, where: str, size: int, grey: bool) -> bytes:
         with Image.open(io.BytesIO(content)) as image:
             shown = _eight_bit(image).convert("L" if grey else "RGB")
     except (OSError, SyntaxError, ValueError, EOFError, zlib.error, Image.DecompressionBombError) as error:
+        if is_from_signal(error):
+            raise
         why = "of no known format" if isinstance(error, UnidentifiedImageError) else one_line(error)[:80]
         raise InputError(f"{where}: expected an image, got a damaged file ({why}); replace or remove it") from None
     if shown.size != (size, size):

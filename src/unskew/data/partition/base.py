@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from unskew.base import storage
-from unskew.base.errors import InputError
+from unskew.base.errors import InputError, let_pass
 from unskew.data.dataset import Dataset, is_old
 
 log = logging.getLogger(__name__)
@@ -123,6 +123,7 @@ def refuse_other(path: Path, content: bytes) -> None:
         if path.exists() and (not path.is_file() or path.read_bytes() != content):
             raise InputError(f"'{path}' exists and holds something else; remove it or choose another name")
     except OSError as error:
+        let_pass(error)
         raise InputError(f"cannot write '{path}': {error.strerror}; choose a writable place") from None
 
 
@@ -134,4 +135,5 @@ def _write(path: Path, content: bytes) -> None:
     try:
         storage.write_atomic(path, content)
     except OSError as error:
+        let_pass(error)
         raise InputError(f"cannot write '{path}': {error.strerror}; choose a writable place") from None

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from unskew.base.errors import InputError
+from unskew.base.errors import InputError, let_pass
 from unskew.base.registry import param, to_table
 from unskew.data.dataset import Dataset
 from unskew.data.partition import lazy
@@ -61,6 +61,7 @@ def _read_text(path: str | Path) -> str:
     try:
         return Path(path).read_text(encoding="utf-8")
     except OSError as error:
+        let_pass(error)
         raise InputError(f"cannot read partition '{path}': {error.strerror}; check the path") from None
     except UnicodeDecodeError as error:
         raise InputError(f"partition '{path}' is not valid JSON ({error}); save it again") from None

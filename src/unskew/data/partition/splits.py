@@ -35,10 +35,30 @@ class Split(Component):
             raise InputError(
                 f"split {self.name}.assign must return (indices, sizes), got {got}; see CONTRIBUTING.md, More examples"
             )
-        indices, sizes = assigned
+        indices, sizes = (self._read_whole(what, got) for what, got in zip(("indices", "sizes"), assigned, strict=True))
+        if len(sizes) != clients or (sizes < 0).any() or sizes.sum() != len(indices):
+            raise InputError(
+                f"split {self.name}.assign must return a size for each of {clients} clients, which add up to the "
+                f"{len(indices)} indices; got {len(sizes)} that add up to {sizes.sum()}, the smallest "
+                f"{sizes.min() if len(sizes) else 'none'}"
+            )
         origin: dict[str, Any] = {"split": to_table(self), "seed": seed, "data": dataset.fingerprint()}
         shared = self.may_share and len(np.unique(indices)) < len(indices)
-        return ListedPartition(indices, offsets_of(sizes), len(dataset.train), **origin, shared=shared)
+        try:
+            return ListedPartition(indices, offsets_of(sizes), len(dataset.train), **origin, shared=shared)
+        except InputError as error:
+            raise InputError(f"split {self.name}.assign: {error}") from None
+
+    def _read_whole(self, what: str, given: Any) -> NDArray[Any]:
+        """The list of whole numbers; others would be cut off."""
+        try:
+            found = np.asarray(given)
+        except (ValueError, TypeError):  # lists of different lengths
+            found = np.empty((), object)
+        if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
+            got = f"{found.dtype} of shape {list(found.shape)}"
+            raise InputError(f"split {self.name}.assign must return {what} as a list of whole numbers, got {got}")
+        return found
 
     def assign(self, dataset: Dataset, clients: int, rng: RandomState) -> tuple[Ints, Ints]:
         """The sample indices, client after client, and how many of them each client gets."""

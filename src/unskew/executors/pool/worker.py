@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from unskew.base import progress
-from unskew.base.errors import ClientError, InputError, one_line
+from unskew.base.errors import ClientError, InputError, is_from_signal, one_line
 from unskew.base.process import keep_freed_memory
 from unskew.base.tree import Groups
 from unskew.core.checks.faults import CAUGHT, explain
@@ -69,6 +69,8 @@ class Worker:
             try:
                 self.process = Forked(lambda: _serve(task, theirs, closed, inputs, self.replies, parent))
             except OSError as error:
+                if is_from_signal(error):
+                    raise
                 raise InputError(f"cannot start worker {self.number}: {error.strerror}; take fewer --workers") from None
 
     def give(self, index: int, job: Job, is_shared: Callable[[Tensor], bool]) -> None:
@@ -90,7 +92,9 @@ class Worker:
         try:
             self.pipe.send_bytes(self._header)
             self._delivered = True
-        except OSError:
+        except OSError as error:
+            if is_from_signal(error):
+                raise
             self._delivered = False  # it died while idle; waiting for its reply will show it
 
     def receive(self) -> Reply | None:
@@ -106,7 +110,9 @@ class Worker:
                 if not self.pipe.poll():
                     return STILL_AT_WORK
                 header = json.loads(self.pipe.recv_bytes())
-        except (EOFError, OSError):
+        except (EOFError, OSError) as error:
+            if is_from_signal(error):
+                raise
             return None
         job, self.job = self.job, None
         self.inputs.clear()
