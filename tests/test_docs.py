@@ -1,5 +1,6 @@
 """The documentation keeps up with the code: pages, options, links, and the run file with every key."""
 
+import ast
 import dataclasses
 import inspect
 import re
@@ -44,6 +45,15 @@ def test_relative_links_resolve(page):
         assert place.exists(), f"{target} leads nowhere"
         if anchor:
             assert anchor in anchors(place), f"{target}: there is no such heading"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_what_examples_import_is_there(page):
+    for block in re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S):
+        for line in ast.walk(ast.parse(block)):
+            # nesterov is the page's own file
+            if isinstance(line, ast.ImportFrom) and line.module.startswith("unskew") and "nesterov" not in line.module:
+                exec(ast.unparse(line), {})
 
 
 def test_the_guide_s_table_is_fresh(monkeypatch):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from awkward import play
-from unskew.base.errors import InputError
+from unskew.base.errors import InputError, SlotError
 from unskew.core import reducers
 from unskew.core.jobs import Stack
 from unskew.core.method import Method, methods
@@ -150,7 +150,11 @@ def keep(groups):
 FAULTY = {
     "loses": (keep, lambda g: {k: dict(list(own.items())[1:]) for k, own in g.items()}, "weight as .*, got nothing"),
     "squeezes": (keep, lambda g: each(g, lambda v: v.flatten()[:1]), r"as \[16, 2, 3, 3\] float32, got \[1\] float32"),
-    "fails": (keep, fail, "decode fails on what its encode gave: RuntimeError: no way"),
+    "fails": (
+        keep,
+        fail,
+        r"client \d failed in round 1: RuntimeError: no way, in wire processor test_faulty.decode \(.*line",
+    ),
     "halves": (lambda g: each(g, torch.Tensor.half), keep, "got .* float16"),
 }
 
@@ -171,7 +175,7 @@ def test_a_processor_that_does_not_decode_what_it_encoded_is_refused(fault, exec
             return decode(groups)
 
     try:
-        with pytest.raises(InputError, match=line) as error:
+        with pytest.raises(SlotError, match=line) as error:
             play("fedavg", wire="test_faulty", rounds=1, execution={"executor": executor, "workers": 1})
         assert "\n" not in str(error.value)
     finally:

@@ -16,7 +16,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from unskew.base import user_code
-from unskew.base.errors import InputError, one_line
+from unskew.base.errors import InputError, is_from_signal, one_line
 from unskew.base.registry import Registry
 
 _PREFIX = "unskew_plugin_"
@@ -78,7 +78,9 @@ def load_module(place: str, what: str) -> ModuleType:
             return _loaded[key]
     except InputError as error:
         raise InputError(f"{what} {place}: {error}") from None
-    except (Exception, SystemExit) as error:
+    except BaseException as error:  # of any class: a plugin may have one of its own
+        if isinstance(error, KeyboardInterrupt) or is_from_signal(error):
+            raise
         raise InputError(f"{what} {place} cannot be imported: {_explain(error, place)}") from error
 
 
@@ -118,7 +120,7 @@ def forget_edited() -> None:
 
 def _load_name(name: str) -> ModuleType:
     earlier = [] if name in sys.modules else [name]
-    with Registry.replacing(earlier), _search_also(Path.cwd(), *_folders):
+    with Registry.replacing(earlier), _search_also(Path.cwd(), *_folders), _keep_streams():
         module = importlib.import_module(name)
     user_code.note_plugin(module)
     return module
@@ -146,7 +148,7 @@ def _load_file(path: Path) -> ModuleType:
     assert spec is not None
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
-        with Registry.replacing(versions), _search_also(path.parent):
+        with Registry.replacing(versions), _search_also(path.parent), _keep_streams():
             loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
@@ -154,6 +156,20 @@ def _load_file(path: Path) -> ModuleType:
     versions.append(name)
     user_code.note_plugin(module, loader.source)
     return module
+
+
+@contextlib.contextmanager
+def _keep_streams() -> Iterator[None]:
+    """Refuses a plugin that takes the program's output away, and gives it back."""
+    before = {name: getattr(sys, name) for name in ("stdout", "stderr")}
+    try:
+        yield
+    finally:
+        gone = [name for name, stream in before.items() if stream is not None and getattr(sys, name) is None]
+        for name in gone:
+            setattr(sys, name, before[name])
+    if gone:
+        raise InputError(f"sets sys.{gone[0]} to None, where results and errors are written; leave it as it is")
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import NamedTuple
 
 import torch
 
@@ -80,6 +81,49 @@ def neutral_torch() -> Iterator[None]:
             yield
         finally:
             torch.set_default_dtype(default)
+
+
+@contextmanager
+def keep_torch_modes() -> Iterator[None]:
+    """Leaves what a function may set in torch as it was: autocast, the default type, gradients, determinism."""
+    before = _read_modes()
+    try:
+        yield
+    finally:
+        if _read_modes() != before:
+            _set_modes(before)
+
+
+class _Modes(NamedTuple):
+    grad: bool
+    default: torch.dtype
+    autocast: tuple[bool, torch.dtype, bool, torch.dtype]
+    nesting: int
+    deterministic: tuple[bool, bool]
+
+
+def _read_modes() -> _Modes:
+    torch.autocast_increment_nesting()  # the only way to ask how many are open
+    return _Modes(
+        torch.is_grad_enabled(), torch.get_default_dtype(),
+        (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"),
+         torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")),
+        torch.autocast_decrement_nesting(),
+        (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()),
+    )  # fmt: skip
+
+
+def _set_modes(modes: _Modes) -> None:
+    torch.set_grad_enabled(modes.grad)
+    torch.set_default_dtype(modes.default)
+    cpu, cpu_type, cuda, cuda_type = modes.autocast
+    for kind, enabled, dtype in (("cpu", cpu, cpu_type), ("cuda", cuda, cuda_type)):
+        torch.set_autocast_enabled(kind, enabled)
+        torch.set_autocast_dtype(kind, dtype)
+    for _ in range(_read_modes().nesting - modes.nesting):  # with one left open, copies of weights would stay for ever
+        torch.autocast_decrement_nesting()
+    torch.clear_autocast_cache()
+    torch.use_deterministic_algorithms(modes.deterministic[0], warn_only=modes.deterministic[1])
 
 
 @contextmanager

@@ -81,9 +81,46 @@ def validated(cls: type[C]) -> type[C]:
     )
     made: Any = pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=config)(cls)
     if theirs:
+        _check_names(made)
         _check_defaults(made)
-    made.__init__ = _in_one_line(made.__init__)
+    make = _without_draws(made.__init__) if theirs and hasattr(cls, "__post_init__") else made.__init__
+    made.__init__ = _in_one_line(make)
     return made  # type: ignore[no-any-return]
+
+
+def _check_names(cls: Any) -> None:
+    """Refuses annotations with names that the file does not have: of these pydantic can make no option."""
+    if getattr(cls, "__pydantic_complete__", True):
+        return
+    for base in reversed(cls.__mro__):
+        home = dict(vars(sys.modules.get(base.__module__, typing)))
+        for name, annotation in vars(base).get("__annotations__", {}).items():
+            try:
+                eval(annotation if isinstance(annotation, str) else "None", home, {cls.__name__: cls})
+            except NameError as error:
+                raise DeclarationError(
+                    f"{cls.__name__}.{name}: its annotation ({annotation}) has the unknown name '{error.name}'; "
+                    "import it"
+                ) from None
+
+
+def _without_draws(make: Callable[..., None]) -> Callable[..., None]:
+    """An `__init__` whose `__post_init__` may not draw: the options alone say what a component is."""
+
+    @functools.wraps(make)
+    def __init__(self: Any, *args: Any, **values: Any) -> None:
+        from unskew.base import seeds  # torch, which lists of components do without
+
+        before = seeds.read_global_streams()
+        make(self, *args, **values)
+        whose = next((whose for whose, state in seeds.read_global_streams().items() if state != before[whose]), None)
+        if whose is not None:
+            raise InputError(
+                f"{name_of(type(self))}.__post_init__ draws from the global generator of {whose}, so that no run could "
+                "be repeated; let an option say what is drawn"
+            )
+
+    return __init__
 
 
 def _in_one_line(make: Callable[..., None]) -> Callable[..., None]:
@@ -195,6 +232,11 @@ class Registry(Generic[T]):
             self._check_free(name, cls)
             doc = inspect.getdoc(cls) or ""
             made: Any = validated(cls)
+            if missing := sorted(getattr(made, "__abstractmethods__", ())):
+                raise DeclarationError(
+                    f"{cls.__name__} leaves {missing[0]} abstract, so that no {self.kind} could be made of it; define "
+                    "it, or register the class that does"
+                )
             made.name, made.summary = name, doc.split("\n\n")[0].replace("\n", " ")
             self._classes[name], self._specs[name] = made, _spec(cls)
             return made  # type: ignore[no-any-return]

@@ -48,6 +48,20 @@ def layer_stream() -> torch.Generator:
     return _layers.generator
 
 
+def read_unseeded_streams() -> dict[str, object]:
+    """The states of the global generators that nobody seeds, by whose they are."""
+    state = np.random.get_state(legacy=False)
+    return {
+        "Python": random.getstate(),
+        "numpy": [(name, np.asarray(value).tobytes()) for name, value in state["state"].items()],
+    }
+
+
+def read_global_streams() -> dict[str, object]:
+    """The same of torch's, too."""
+    return {"torch": torch.default_generator.get_state().numpy().tobytes(), **read_unseeded_streams()}
+
+
 @contextmanager
 def preserve_global_generator() -> Iterator[None]:
     """Leaves torch's global generator as it was found, and what layers draw from."""

@@ -16,7 +16,7 @@ from unskew.base.batch import Output, group_batches
 from unskew.base.errors import InputError
 from unskew.base.settings import LocalSettings
 from unskew.base.tree import Groups, Tree
-from unskew.core.checks.faults import Fault
+from unskew.core.checks.faults import Fault, title
 from unskew.core.net import Forward, Mode, Names, PassOptions
 from unskew.core.per_client import PerClient
 
@@ -96,8 +96,26 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) or (hasattr(value, "item") and getattr(value, "ndim", 1) == 0)
 
 
+Noter = tuple[Any, str] | None
+"""An observer and its hook; None: the method or one of its terms."""
+
+
+def refuse_shared(owners: dict[str, Noter], name: str, now: Noter) -> None:
+    """A fault where two parts note numbers under one name: their mean would be neither's."""
+    first = owners.setdefault(name, now)
+    if first is now or (first and now and first[0] is now[0]):
+        return
+    told, other = (now, first) if now else (first, now)
+    assert told is not None
+    whose = title(*other) if other else "the method (or a term)"
+    raise Fault(*told, f"notes something under '{name}' (diagnostics.note), as {whose} does; choose another name")
+
+
 class Diagnostics:
     """Numbers noted during a visit, and the steps taken; kept as tensors, so that nothing waits for them."""
+
+    noting: Noter = None
+    """The observer that is looking on now, and its hook; None: the method or a term is at work."""
 
     def __init__(self) -> None:
         self._sums: dict[str, tuple[Any, int]] = {}

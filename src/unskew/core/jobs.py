@@ -99,6 +99,10 @@ PREVIOUS = "previous/"
 class Wire(Protocol):
     """How replies to training travel: encoded at the client, decoded before anything at the server reads them."""
 
+    @property
+    def is_foreign(self) -> bool:
+        """Whether any of it is from outside the package."""
+
     def encode(self, c: ClientContext, groups: Groups, state: Groups) -> tuple[Groups, Groups]:
         """What is sent, and what the client keeps of it (names begin with `WIRE`); `state`: kept last time."""
 

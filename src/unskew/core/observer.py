@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from unskew.base.errors import InputError
 from unskew.base.naming import check_hooks
+from unskew.base.process import keep_torch_modes
 from unskew.base.tree import Tree
 from unskew.core.reducers import Reducers, check_reducers
 
@@ -89,7 +90,11 @@ def show_row(observer: Observer, row: Row) -> None:
     """Tells an observer of a finished round; what is from outside the package gets a row that it may change."""
     shown = observer._function if isinstance(observer, Callback) else type(observer)
     ours = (getattr(shown, "__module__", None) or "").partition(".")[0] == "unskew"
-    observer.finished(row if ours else _copy_plain(row))
+    if ours:
+        observer.finished(row)
+        return
+    with keep_torch_modes():
+        observer.finished(_copy_plain(row))
 
 
 def _copy_plain(value: Any) -> Any:
@@ -109,7 +114,21 @@ def as_observer(watch: Any) -> Observer:
             f"watch: expected a function of a round's row or an Observer (an object, not its class), got {watch!r}"
         )
     _check_runs(watch)
+    _check_takes_row(watch)
     return Callback(watch)
+
+
+def _check_takes_row(function: Any) -> None:
+    """Refuses a function that cannot be called with a row alone."""
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # a function that does not say what it takes
+        return
+    try:
+        signature.bind(None)
+    except TypeError:
+        name = getattr(function, "__qualname__", type(function).__name__)
+        raise InputError(f"watch: {name} must take one argument, a round's row, got {signature}") from None
 
 
 def _check_runs(function: Any) -> None:

@@ -62,6 +62,10 @@ class PerClient:
         if not self._writable:
             raise ValueError("s.per_client.put is for init, digest and update; download, brief and publish only read")
         self._check(client)
+        trees = isinstance(groups, dict) and all(isinstance(kept, dict) for kept in groups.values())
+        if not trees or not all(isinstance(value, Tensor) for kept in groups.values() for value in kept.values()):
+            raise TypeError('s.per_client.put takes groups (named trees of tensors, such as {"control": tree}), got '
+                            f"{_describe(groups)}")  # fmt: skip
         own = {group: {name: _own(value) for name, value in kept.items()} for group, kept in groups.items()}
         if self._hold is not None:  # somebody's slot puts it
             own = tree.settle(own)
@@ -79,6 +83,13 @@ class PerClient:
         if not known or (self._clients is not None and int(cast("int", client)) >= self._clients):
             last = "" if self._clients is None else f" to {self._clients - 1}"
             raise ValueError(f"s.per_client knows clients by their numbers, from 0{last}, got {client!r}")
+
+
+def _describe(groups: object) -> str:
+    if isinstance(groups, dict):
+        groups = {name: type(own).__name__ for name, own in groups.items()}
+    text = repr(groups)
+    return text if len(text) <= 60 else f"{type(groups).__name__} {text[:50]}..."
 
 
 def _own(value: Tensor) -> Tensor:

@@ -13,15 +13,16 @@ from typing import Any, cast
 from torch import Tensor
 
 from unskew.base import seeds, tree
+from unskew.base.errors import InputError, is_from_signal
 from unskew.base.tree import Groups
 from unskew.core.checks.asking import USABLE, ask_server, ask_weigh, is_usable_weight
-from unskew.core.checks.faults import Fault, client_error, server_error
+from unskew.core.checks.faults import CAUGHT, Fault, client_error, server_error
 from unskew.core.checks.plain import to_plain
 from unskew.core.checks.returned import Wrong, check_alike, check_merged
 from unskew.core.checks.watching import WatchedReducer, is_foreign, make_reducer
 from unskew.core.context import ServerContext
 from unskew.core.held import HeldReplies, load
-from unskew.core.jobs import Executor, Job, Kind, Reply, Stack, StateStore
+from unskew.core.jobs import Executor, Job, Kind, Reply, Stack, StateStore, Wire
 from unskew.core.observer import gather_reducers
 from unskew.core.reducers import Reducer, Reducers, buffers
 from unskew.core.slots import owner_of
@@ -328,11 +329,9 @@ class _Exchange:
         self._sent.update(sent)
         unread = sent.keys() - self._read
         if unread:
-            fault = Fault(
-                owner_of(self.task.method, "upload"),
-                "upload",
-                f"sends {sorted(unread)} but has no reducer for it; add one",
-            )
+            slot = "survey" if kind == "survey" else "upload"
+            said = f"sends {sorted(unread)} but has no reducer for it; add one"
+            fault = Fault(owner_of(self.task.method, slot), slot, said)
             raise server_error(fault, self.s.round) from fault
         reply = self._decode(reply) if kind == "train" else reply
         good = tree.all_finite(reply.groups) if reply.finite is None else reply.finite
@@ -373,12 +372,27 @@ class _Exchange:
         wire = self.task.wire
         if wire is None:
             return reply
+        if wire.is_foreign:
+            groups = reply.groups if reply.stack is None else reply.stack.take(reply.place)
+            return replace(reply, groups=self._ask_wire(wire, reply.client, groups), stack=None, place=0, finite=None)
         if reply.stack is None:
             return replace(reply, groups=wire.decode(reply.groups), finite=None)
         if self._decoded is None or self._decoded[0] is not reply.stack:
             self._decoded = reply.stack, *reply.stack.decode(wire)
         _, stack, finite = self._decoded
         return replace(reply, stack=stack, finite=finite[reply.place])
+
+    def _ask_wire(self, wire: Wire, client: int, groups: Groups) -> Groups:
+        """What somebody's processors read; they draw the same numbers whoever works between their calls."""
+        seeds.seed_layers(self.task.seed, "layers/decode", self.s.round, client)
+        try:
+            return wire.decode(groups)
+        except InputError:
+            raise
+        except CAUGHT as error:
+            if is_from_signal(error):
+                raise
+            raise server_error(error, self.s.round, client) from error
 
     def _row(self, reply: Reply, used: bool) -> dict[str, Any]:
         return {

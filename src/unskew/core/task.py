@@ -106,6 +106,11 @@ class Task:
         """Whether the network has layers from outside the package."""
         return is_foreign(self.net.module.modules())
 
+    @property
+    def has_foreign_wire(self) -> bool:
+        """Whether a wire processor is from outside the package."""
+        return self.wire is not None and self.wire.is_foreign
+
     @cached_property
     def _begun(self) -> set[str]:
         return set()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
+from unskew.base import seeds
 from unskew.base.batch import Output
 from unskew.base.errors import InputError, one_line
 from unskew.base.registry import Component, Registry
@@ -72,12 +73,19 @@ class NotedTerms(tuple[Term, ...]):
 
 def check_terms(method: Method) -> None:
     """Refuses terms that the method cannot use, or whose needs it does not meet."""
+    streams = seeds.read_global_streams()
     try:
         used = method.used_terms()
     except InputError:
         raise
     except Exception as error:  # a plugin's own_terms
         raise InputError(f"{method.name}.own_terms fails: {type(error).__name__}: {one_line(error)}") from error
+    for whose, state in seeds.read_global_streams().items():
+        if state != streams[whose]:
+            raise InputError(
+                f"{method.name}.own_terms draws from the global generator of {whose}, so that every process would have "
+                "other terms; let an option say what is drawn"
+            )
     if used and not method.takes_terms:
         raise InputError(
             f"{method.name} trains no model at its clients, so terms ({used[0]}) have no loss to join; leave them out"

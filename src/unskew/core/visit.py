@@ -25,6 +25,7 @@ from typing_extensions import Unpack
 
 from unskew.base import seeds, tree
 from unskew.base.batch import Output, cross_entropy
+from unskew.base.process import keep_torch_modes
 from unskew.base.tree import Groups, Tree
 from unskew.core.checks.asking import Slots, hold, refuse_unusable, refuse_unused_terms, take_slots
 from unskew.core.checks.faults import Fault
@@ -57,10 +58,12 @@ class Work(NamedTuple):
 
 def work(task: Task, job: Job) -> Reply:
     """Does one job: the same function in every executor that takes clients one by one."""
-    guard = Guard() if task.has_foreign_model else None
-    reply = _work(task, job)
-    if guard is not None:
-        refuse_draws(task, guard)
+    if not task.has_foreign_model:
+        return _work(task, job)
+    guard = Guard()
+    with keep_torch_modes():
+        reply = _work(task, job)
+    refuse_draws(task, guard)
     return reply
 
 

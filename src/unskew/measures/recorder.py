@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from unskew.base import seeds
+from unskew.core.checks.faults import Fault, title
 from unskew.core.checks.guard import Guard
 from unskew.core.checks.watching import LOOKS, call_watched, is_foreign
 from unskew.core.round_loop import Round
@@ -28,6 +29,8 @@ class Recorder:
         self.task = replace(task, observers=(*task.observers, *(measure.bind(task) for measure in measures)))
         """The run's task, observed by the measures too."""
         self._warned: set[str] = set()
+        self._owners: dict[str, Measure] = {}
+        """Which measure gives a figure."""
         self._shown: dict[str, list[Row]] = {measure.name: [] for measure in measures if is_foreign([measure])}
         """The earlier rows as measures from outside the package see them: copies of their own."""
 
@@ -48,12 +51,22 @@ class Recorder:
         found: Figures = {}
         for measure in self._measures:
             try:
-                found |= read_figures(measure, "figures", _ask(measure, self._show(measure, look)))
+                shown = self._show(measure, look)
+                own = read_figures(measure, "figures", _ask(measure, "figures", shown, look.task.seed, look.round))
+                self._claim(measure, "figures", own)
+                found |= own
             except Absent as error:
                 if measure.name not in self._warned:
                     log.warning("nothing to record for measure '%s': %s", measure.name, error)
                 self._warned.add(measure.name)
         return found
+
+    def _claim(self, measure: Measure, hook: str, figures: Figures) -> None:
+        """A fault where two measures give a figure of one name: only one of them would be recorded."""
+        for name in figures:
+            if (other := self._owners.setdefault(name, measure)) is not measure:
+                raise Fault(measure, hook, f"gives the figure '{name}', as {title(other, 'figures')} does; choose "
+                            "another name, or leave one of them out")  # fmt: skip
 
     def _show(self, measure: Measure, look: Look) -> Look:
         """What the measure looks at; one from outside the package gets rows that it may change without harm."""
@@ -73,15 +86,27 @@ class Recorder:
             last |= row.get("measures", {})
         for measure in self._measures:
             shown = copy.deepcopy(rows) if measure.name in self._shown else rows
-            last |= read_figures(measure, "summarise", measure.summarise(shown))
+            with seeds.preserve_global_generator():
+                given = _ask(measure, "summarise", shown, self.task.seed, len(rows))
+            own = read_figures(measure, "summarise", given)
+            self._claim(measure, "summarise", own)
+            last |= own
         return {"measures": last}
 
 
-def _ask(measure: Measure, look: Look) -> Any:
-    """A measure's figures; somebody else's is looked at while it works."""
+def _ask(measure: Measure, hook: str, shown: Look | list[Row], seed: int, round_: int) -> Any:
+    """What a measure says of a round or of the run; somebody else's is looked at while it works."""
+    function = getattr(measure, hook)
     if not is_foreign([measure]):
-        return measure.figures(look)
-    guard = Guard()
-    guard.hold("look.server", look.server)
-    stream = "seeds.generator(look.task.seed, purpose, look.round)"
-    return call_watched(measure, "figures", measure.figures, (look,), guard, stream, LOOKS)
+        return function(shown)
+    seeds.seed_layers(seed, f"layers/measure {measure.name}.{hook}", round_)  # whoever has drawn before it
+    guard = Guard(deep=True, parts=[measure])
+    if isinstance(shown, Look):
+        guard.hold("look.server", shown.server)
+        guard.hold("look.task.initial", shown.task.initial)
+        test = shown.task.federation.dataset.test
+        guard.hold_tensors({"the test set's inputs": test.x, "the test set's labels": test.y}, huge=True)
+    return call_watched(measure, hook, function, (shown,), guard, _STREAM, LOOKS)
+
+
+_STREAM = "seeds.generator(look.task.seed, purpose, look.round)"

@@ -72,6 +72,12 @@ class Architecture(Component):
         return f"model {self}"
 
 
+def _is_too_large(error: Exception) -> bool:
+    """Whether torch could not make a tensor because of its size; it says so in several ways."""
+    words = ("allocate memory", "not enough memory", "overflow", "out of memory")
+    return isinstance(error, (MemoryError, OverflowError)) or any(word in str(error).lower() for word in words)
+
+
 architectures: Registry[Architecture] = Registry("model", Architecture)
 
 
@@ -84,7 +90,12 @@ def build(spec: str | Mapping[str, Any] | Architecture, shape: tuple[int, ...], 
 
     architecture = architectures.build(spec)
     if not architecture.is_foreign:
-        return architecture.build(shape, num_classes)
+        try:
+            return architecture.build(shape, num_classes)
+        except (MemoryError, OverflowError, RuntimeError, TypeError) as error:
+            if not _is_too_large(error):
+                raise
+            raise InputError(f"{architecture.label} does not fit memory; make it smaller") from error
     try:
         model: object = architecture.build(shape, num_classes)
     except InputError as error:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import logging
+from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import TypeVar
@@ -113,7 +115,7 @@ def check_model(what: str, model: object, shape: tuple[int, ...], num_classes: i
         raise InputError(f"{what} has no parameters, so there is nothing to train; give it a layer that has some")
     with seeds.preserve_global_generator():
         copied = copy_module(what, model)
-        _check_input_stays(what, copied, shape)
+        _check_input_stays(what, copied, shape, 2)
         _try(what, copied, shape, num_classes)
     _say_tied(what, model)
     return model
@@ -127,6 +129,7 @@ def _try(what: str, model: Model, shape: tuple[int, ...], num_classes: int) -> N
     for size in (2, 3) if by_batch else (2, 3, 1):
         with torch.no_grad():
             _check_output(what, _call(what, model.eval(), shape, size), size, num_classes)
+    held = _read_held(model)  # after a first pass, which may have filled what is only a cache
     with torch.enable_grad():
         logits = _call(what, model.train(), shape, 2).logits
         free = {name: value for name, value in model.named_parameters() if value.requires_grad}
@@ -138,7 +141,7 @@ def _try(what: str, model: Model, shape: tuple[int, ...], num_classes: int) -> N
             _differentiate(what, logits, free)
     _check_unchanged(what, parameters, buffers, model)
     _check_repeatable(what, model.eval(), shape)
-    _say_counted(what, numbers, model)
+    _say_counted(what, numbers, held, model)
 
 
 def _check_repeatable(what: str, model: Model, shape: tuple[int, ...]) -> None:
@@ -174,21 +177,55 @@ def _read_numbers(model: nn.Module) -> dict[str, object]:
     }
 
 
-def _say_counted(what: str, before: dict[str, object], model: nn.Module) -> None:
-    """Says that forward changes a number in Python, which neither travels nor is saved: its use cannot be seen."""
-    now = _read_numbers(model)
-    changed = [name for name in now if repr(now[name]) != repr(before.get(name))]
+def _read_held(model: nn.Module) -> dict[str, object]:
+    """Tensors among the attributes of modules, and how much their lists, dictionaries and sets hold."""
+    return {
+        f"{path}.{key}".lstrip("."): value.detach().clone() if isinstance(value, Tensor) else len(value)
+        for path, module in model.named_modules()
+        for key, value in _list_held(module)
+    }
+
+
+def _list_held(module: nn.Module) -> Iterator[tuple[str, Tensor | list[object] | dict[object, object] | set[object]]]:
+    for key, value in vars(module).items():
+        if key not in _OWN_OF_TORCH and isinstance(value, (Tensor, list, dict, set, deque)):
+            yield key, value  # type: ignore[misc]
+    yield from ((key, value) for key in unsaved_buffers(module) if (value := getattr(module, key)) is not None)
+
+
+_OWN_OF_TORCH = frozenset(vars(nn.Module()))
+"""What every module holds: its layers, parameters, buffers and hooks."""
+
+
+def _is_other(now: object, before: object) -> bool:
+    if isinstance(now, Tensor) and isinstance(before, Tensor):
+        return now.shape != before.shape or now.dtype is not before.dtype or not torch.equal(now, before)
+    return repr(now) != repr(before)
+
+
+def _say_counted(what: str, numbers: dict[str, object], held: dict[str, object], model: nn.Module) -> None:
+    """Says that forward changes an attribute, which neither travels nor is saved: its use cannot be seen."""
+    every = ((numbers, _read_numbers(model)), (held, _read_held(model)))
+    changed = [name for before, now in every for name in now if _is_other(now[name], before.get(name))]
     if changed:
         _warn(f"{what} changes its attribute '{changed[0]}' in forward, which each process counts for itself; if the "
               "output depends on it, executors give different numbers: make it a buffer, changed in place")  # fmt: skip
 
 
-def _check_input_stays(what: str, model: nn.Module, shape: tuple[int, ...]) -> None:
-    """Others see a batch, too: refuses a network that changes it, be it only where it is below 0."""
-    for x in (make_example(shape), make_example(shape) - 0.5):
-        before = x.clone()
-        with suppress(Exception), torch.no_grad():  # what fails here fails again below, or takes no such numbers
-            model.eval()(x)
+def check_input_stays(what: str, model: nn.Module, shape: tuple[int, ...], size: int) -> None:
+    """The same of batches as large as those of the run; the module is left as it was."""
+    with seeds.preserve_global_generator():
+        _check_input_stays(what, copy_module(what, model), shape, size)
+
+
+def _check_input_stays(what: str, model: nn.Module, shape: tuple[int, ...], size: int) -> None:
+    """Others see a batch, too: refuses a network that changes it, be it only where it is below 0, or in training."""
+    example = make_example(shape, size)
+    for before, training in itertools.product((example, example - 0.5), (False, True)):
+        x = before.clone()
+        # what fails here fails again below, or takes no such numbers; tried on a copy, as a pass may leave traces
+        with suppress(Exception), torch.no_grad():
+            copy.deepcopy(model).train(training)(x)
         if not torch.equal(x, before):
             raise InputError(
                 f"{what} changes its input in place, which others see, too; work on x.clone() in forward, or without "
@@ -255,13 +292,21 @@ def _find_tensors(model: nn.Module) -> tuple[Found, Found]:
 
 def _check_unchanged(what: str, parameters: Found, buffers: Found, model: nn.Module) -> None:
     now = dict(model.named_parameters())
+    kept = dict(model.named_buffers())
+    saved = model.state_dict().keys()
+    for name in (*now, *kept):
+        if name not in parameters and name not in buffers and name in saved:
+            kind = "parameter" if name in now else "buffer"
+            raise InputError(
+                f"{what} makes its {kind} '{name}' in forward, where it would be neither sent nor kept; make it in "
+                "__init__"
+            )
     for name, (own, before) in parameters.items():
         if now.get(name) is not own or not torch.equal(own, before):
             raise InputError(
                 f"{what} changes its parameter '{name}' in forward, which only training may do; "
                 "compute with a changed copy instead"
             )
-    kept = dict(model.named_buffers())
     for name, (buffer, _) in buffers.items():
         if kept.get(name) is not buffer:
             raise InputError(

@@ -40,7 +40,7 @@ from unskew.executors.pool.executor import Pool
 from unskew.executors.serial import Serial
 from unskew.executors.stacked.executor import Stacked
 from unskew.models.base import Model, build
-from unskew.models.checks import check_model, check_module
+from unskew.models.checks import check_input_stays, check_model, check_module
 from unskew.runs.config import Run, cohort_size
 from unskew.wire.chain import Chain, build_chain
 
@@ -230,6 +230,7 @@ def _check_model(config: Run, data: Dataset, model: Model) -> None:
     if not (architecture.is_foreign or theirs):
         return
     label = f"{method.name}.remodel" if theirs and not architecture.is_foreign else architecture.label
+    check_input_stays(label, model, data.shape, max(1, min(config.local.batch, len(data.train))))
     if theirs:
         # a rule of the method's own may read other outputs than one score a class
         reads_otherwise = any(overrides(method, slot) for slot in ("criterion", "loss", "gradient", "predict"))

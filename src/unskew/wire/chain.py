@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from unskew.base import tree
-from unskew.base.errors import InputError, one_line
+from unskew.base import seeds, tree
+from unskew.base.errors import InputError
 from unskew.base.torch_private import is_batched
 from unskew.base.tree import Groups
 from unskew.core.checks.faults import Fault
@@ -31,6 +31,11 @@ class Chain:
     checked: set[str] = field(default_factory=set)
     """Processors whose decoding was found to undo their encoding, in this process."""
 
+    @property
+    def is_foreign(self) -> bool:
+        """Whether any processor is from outside the package."""
+        return is_foreign(processor for processor, _ in self.links)
+
     def encode(self, c: ClientContext, groups: Groups, state: Groups) -> tuple[Groups, Groups]:
         """What is sent, and what the client keeps until its next visit."""
         kept: Groups = {}
@@ -49,7 +54,9 @@ class Chain:
     def decode(self, groups: Groups) -> Groups:
         """What the server reads."""
         for processor, touched in reversed(self.links):
-            groups = {**groups, **_decode(processor, _pick(groups, touched))}
+            about = f"{processor.name} at the server"
+            groups = {**groups, **_decode(processor, _pick(groups, touched), deep=about not in self.checked)}
+            self.checked.add(about)
         return groups
 
 
@@ -81,10 +88,10 @@ def _read(processor: Processor, how: Callable[[Any], Groups], value: Any, what: 
         raise Fault(processor, "encode", f"(for {what}) {wrong}") from None
 
 
-def _decode(processor: Processor, own: Groups) -> Groups:
+def _decode(processor: Processor, own: Groups, deep: bool) -> Groups:
     if not is_foreign([processor]):
         return processor.decode(own)
-    guard = Guard(parts=[processor])
+    guard = Guard(deep, [processor])
     guard.hold("groups", own)
     found: Groups = call_watched(processor, "decode", processor.decode, (own,), guard, "a stream in encode")
     return found
@@ -92,20 +99,16 @@ def _decode(processor: Processor, own: Groups) -> Groups:
 
 def _check_decoding(processor: Processor, given: Groups, sent: Groups) -> None:
     """Refuses a processor whose `decode` does not give back groups, names, shapes and types that `encode` got."""
+    with seeds.preserve_global_generator():  # the visit goes on as if nobody had asked
+        made = _decode(processor, sent, deep=True)
     try:
-        wanted, found = _describe(given), _describe(_decode(processor, sent))
-    except Fault:
-        raise
-    except Exception as error:  # whatever a plugin does
-        raise InputError(
-            f"wire: {processor.name}.decode fails on what its encode gave: {type(error).__name__}: {one_line(error)}"
-        ) from error
+        wanted, found = _describe(given), _describe(as_groups(made))
+    except Wrong as wrong:
+        raise Fault(processor, "decode", str(wrong)) from None
     for name in [*wanted, *found]:
         if wanted.get(name) != found.get(name):
-            raise InputError(
-                f"wire: {processor.name}.decode must give back what encode got, expected {name} as "
-                f"{wanted.get(name, 'nothing')}, got {found.get(name, 'nothing')}"
-            )
+            raise Fault(processor, "decode", f"must give back what encode got, expected {name} as "
+                        f"{wanted.get(name, 'nothing')}, got {found.get(name, 'nothing')}")  # fmt: skip
 
 
 def _describe(groups: Groups) -> dict[str, str]:

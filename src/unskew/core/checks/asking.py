@@ -10,12 +10,14 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from unskew.base.errors import InputError, SlotError, is_from_signal
 from unskew.base.tree import Groups, Tree
 from unskew.core.checks.faults import CAUGHT, Fault, server_error
 from unskew.core.checks.guard import Guard
 from unskew.core.checks.returned import CHECKS, Asked, Wrong
-from unskew.core.checks.watching import AT_CLIENT, AT_SERVER, call_watched, hold_visit, is_foreign
+from unskew.core.checks.watching import AT_CLIENT, AT_SERVER, CHANGES, call_watched, hold_visit, is_foreign
 from unskew.core.context import ClientContext, ServerContext
 from unskew.core.slots import owner_of
 from unskew.core.wrapper import walk_nested
@@ -54,8 +56,21 @@ class Guarded:
     def _ask(self, slot: str, c: ClientContext, *args: Any) -> Any:
         task = self._task
         guard = self._guard or self._hold(c)
+        if slot == "predict":
+            return self._ask_for_scores(c, *args)
         value = _call(task, slot, getattr(task.method, slot), (c, *args), guard)
         return _check(task, slot, Asked(task.method, task.own_slots, c, {}), value, *args[1:])
+
+    def _ask_for_scores(self, c: ClientContext, params: Tree, x: Tensor) -> Any:
+        """Scores of a batch, which may be a part of the user's own data set: the slot gets a copy."""
+        assert self._guard is not None
+        task, given = self._task, x.clone()
+        beside = Guard(self._guard.is_deep, streams=False)
+        beside.hold_tensors({"x": given})
+        value = _call(task, "predict", task.method.predict, (c, params, given), self._guard)
+        if (changed := beside.find_change()) is not None:
+            raise Fault(owner_of(task.method, "predict"), "predict", CHANGES.format(changed))
+        return _check(task, "predict", Asked(task.method, task.own_slots, c, {}), value, x)
 
     def guard_also(self, what: str, made: Any) -> None:
         """Holds a tree or groups, too."""

@@ -32,7 +32,7 @@ class Fault(Portable):
     """
 
     def __init__(self, part: Any, slot: str, what: str, final: bool = False) -> None:
-        super().__init__(what if part is None else f"{_title(part, slot)} {what}")
+        super().__init__(what if part is None else f"{title(part, slot)} {what}")
         self.part, self.slot, self.what, self.final = part, slot, what, final
 
 
@@ -67,15 +67,21 @@ def explain(error: BaseException) -> Found:
     part, slot = _find_part(frames)
     if isinstance(error, Fault):
         nobody = error.part is None and part is None
-        text = one_line(error) if error.part is not None or nobody else f"{_title(part, slot)} {one_line(error)}"
+        text = one_line(error) if error.part is not None or nobody else f"{title(part, slot)} {one_line(error)}"
         part, slot = (part, slot) if error.part is None else (error.part, error.slot)
         name, foreign = ("", False) if nobody else (name_of(part), _is_outside(part))
         return Found(f"{text}{_definition(part, slot)}", name, slot, details, spoilt, foreign)
-    where = f", in {_title(part, slot)}" if part is not None else ""
+    where = f", in {title(part, slot)}" if part is not None else ""
     text = one_line(error) if isinstance(error, Raised) else f"{type(error).__name__}: {one_line(error)}"
     what = f"{text}{where}{_find_line(frames)}"
     foreign = part is not None and _is_outside(part)
     return Found(what, name_of(part) if part is not None else "", slot, details, spoilt, foreign)
+
+
+def is_raised_outside(error: BaseException) -> bool:
+    """Whether the line that raised it is not the package's."""
+    frames = list(traceback.walk_tb(error.__traceback__))
+    return bool(frames) and not frames[-1][0].f_code.co_filename.startswith(_PACKAGE)
 
 
 def is_meant_for_program(error: BaseException) -> bool:
@@ -147,7 +153,7 @@ def name_of(part: Any) -> str:
     return getattr(part, "name", "") or type(part).__name__
 
 
-def _title(part: Any, slot: str) -> str:
+def title(part: Any, slot: str) -> str:
     """`mine.upload`, `term mine`, `measure mine.figures`, `observer Mine.finished`."""
     kind = next((registry.kind for registry in Registry.every if isinstance(part, registry.base)), "")
     if not kind:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from unskew.base import seeds
 from unskew.base.torch_private import get_unwrapped, is_batched
 from unskew.base.tree import Groups, Tree
 from unskew.core.checks.faults import name_of
@@ -31,8 +30,13 @@ class Guard:
         self._parts = [(part, _read_options(part), name_of(part)) for part in parts]
         self._classes = [(kind, _read_class(kind)) for kind in {type(part): None for part, *_ in self._parts}]
         self._copies: dict[int, Tensor] | None = {} if deep else None
-        self._streams = _read_global_streams() if streams else None
+        self._streams = seeds.read_unseeded_streams() if streams else None
         self._threads = torch.get_num_threads()
+
+    @property
+    def is_deep(self) -> bool:
+        """Whether contents are compared."""
+        return self._copies is not None
 
     def hold(self, what: str, made: Tree | Groups) -> None:
         """Remembers a tree or groups; `what` they are called by who gets them."""
@@ -107,22 +111,12 @@ class Guard:
         """Whose global generator was drawn from or seeded, numpy's or Python's, which nobody else does."""
         if self._streams is None:
             return None
-        now = _read_global_streams()
+        now = seeds.read_unseeded_streams()
         return next((whose for whose, state in now.items() if state != self._streams[whose]), None)
 
 
 def _join(names: Iterable[str]) -> str:
     return " and ".join(dict.fromkeys(names))
-
-
-def _read_global_streams() -> dict[str, object]:
-    """The states of the generators that nobody seeds."""
-    return {"Python": random.getstate(), "numpy": _read_numpy()}
-
-
-def _read_numpy() -> object:
-    state = np.random.get_state(legacy=False)
-    return [(name, np.asarray(value).tobytes()) for name, value in state["state"].items()]
 
 
 def _read_options(part: object) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from unskew.base.tree import Groups, Tree
 from unskew.core.checks.faults import Fault
-from unskew.core.context import ClientContext, Diagnostics, Outcome, check_note
+from unskew.core.context import ClientContext, Diagnostics, Noter, Outcome, check_note, refuse_shared
 from unskew.core.jobs import PREVIOUS, WIRE
 
 if TYPE_CHECKING:
@@ -417,6 +417,10 @@ def _is_own_gradient(gradient: Any) -> bool:
 class CheckedDiagnostics(Diagnostics):
     """Diagnostics where somebody's code notes numbers."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._owners: dict[str, Noter] = {}
+
     def make_empty(self) -> CheckedDiagnostics:
         """The same kind of diagnostics, with nothing counted yet."""
         return CheckedDiagnostics()
@@ -424,4 +428,5 @@ class CheckedDiagnostics(Diagnostics):
     def note(self, name: str, value: Tensor | float) -> None:
         """Adds one observation to the mean kept under this name; refuses what has no mean or would hide a key."""
         check_note(name, value)
+        refuse_shared(self._owners, name, self.noting)
         super().note(name, value)

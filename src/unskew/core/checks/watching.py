@@ -7,21 +7,29 @@ Parts of the package itself are called as they are.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
+from typing_extensions import Unpack
 
+from unskew.base import seeds
+from unskew.base.errors import InputError
+from unskew.base.process import keep_torch_modes
+from unskew.base.registry import Component
+from unskew.base.torch_private import current_level, get_unwrapped, is_batched
 from unskew.base.tree import Tree
-from unskew.core.checks.faults import CAUGHT, Fault, Raised, mark_spoilt
+from unskew.core.checks.faults import CAUGHT, Fault, Raised, find_spoiler, is_raised_outside, mark_spoilt
 from unskew.core.checks.guard import Guard
 
 if TYPE_CHECKING:
-    from unskew.base.batch import Batch
+    from unskew.base.batch import Batch, Output
     from unskew.core.context import ClientContext, Context, ServerContext
     from unskew.core.jobs import Reply
+    from unskew.core.net import Forward, Mode, PassOptions
     from unskew.core.observer import Observer
     from unskew.core.reducers import Reducer
 
@@ -30,6 +38,8 @@ LOOKS = "changes {} in place; it may only look: let it change a copy (CONTRIBUTI
 DRAWS = "draws from the global generator of {}, so that no run could be repeated; draw from {}"
 AT_CLIENT = "c.rng(purpose), or c.draw(purpose, make)"
 AT_SERVER = "s.rng(purpose)"
+BEFORE = ("init", "remodel")
+"""Slots that run before the rounds: there a method may refuse options or data that do not fit (`InputError`)."""
 
 
 def is_foreign(parts: Iterable[object]) -> bool:
@@ -57,10 +67,16 @@ def call_watched(
     `stream`: where it should draw from; `says`: what a change is called; `hint`: who else may have drawn.
     """
     try:
-        value = function(*given)
+        with keep_torch_modes():
+            value = function(*given)
     except CAUGHT as error:
         if (changed := guard.find_change()) is not None:
             mark_spoilt(error, Fault(part, slot, says.format(changed)))
+        if isinstance(error, InputError) and slot not in BEFORE and is_raised_outside(error):
+            raised = Raised.instead_of(error)  # what goes wrong in a round is no input
+            if (fault := find_spoiler(error)) is not None:
+                mark_spoilt(raised, fault)
+            raise raised from error
         raise
     except BaseException as error:
         raise Raised.instead_of(error) from error
@@ -95,14 +111,26 @@ def hold_visit(guard: Guard, c: ClientContext) -> None:
 def show(observer: Observer, hook: str, c: Context, *given: Any) -> None:
     """Lets an observer look: at parameters, a batch, the direction of a step. It changes none of it."""
     function = getattr(observer, hook)
-    if not (c.guarded and _is_outside(type(observer).__module__)):
+    if not c.guarded:
         function(c, *given)
         return
+    c.diagnostics.noting = observer, hook
+    try:
+        if _is_outside(type(observer).__module__):
+            _show_watched(observer, hook, function, c, given)
+        else:
+            function(c, *given)
+    finally:
+        c.diagnostics.noting = None
+
+
+def _show_watched(observer: Observer, hook: str, function: Any, c: Context, given: tuple[Any, ...]) -> None:
     kind: Any = type(observer)
     if not _has(kind, hook):
         return
     closely = c.closely and (hook == "trained" or c.diagnostics.steps == 1)
-    guard = Guard(deep=closely, streams=hook == "trained")  # else `train` is watched as a whole
+    parts = [observer] if isinstance(observer, Component) else []  # a plain observer may remember what it saw
+    guard = Guard(closely, parts, streams=hook == "trained")  # else `train` is watched as a whole
     for what, value in zip(_SHOWN[hook], given, strict=True):
         if what == "batch":
             hold_batch(guard, value)
@@ -110,7 +138,35 @@ def show(observer: Observer, hook: str, c: Context, *given: Any) -> None:
             guard.hold(what, value)
     if closely or hook == "trained":
         hold_visit(guard, c)  # type: ignore[arg-type]
-    call_watched(observer, hook, function, (c, *given), guard, AT_CLIENT, LOOKS)
+    looking = c.with_fields(forward=_only_look(c.forward))
+    with _undisturbed(c):
+        call_watched(observer, hook, function, (looking, *given), guard, AT_CLIENT, LOOKS)
+
+
+def _only_look(forward: Forward) -> Forward:
+    """The passes of an observer: those of training are made without dropout, and leave BatchNorm's statistics alone."""
+
+    def look(params: Tree, x: Tensor, mode: Mode = "train", **options: Unpack[PassOptions]) -> Output:
+        return forward(params, x, "eval_batch" if mode in ("train", "batch") else mode, **options)
+
+    return look
+
+
+@contextmanager
+def _undisturbed(c: Context) -> Iterator[None]:
+    """Puts back what an observer's passes and draws may move: statistics of layers, what layers draw from."""
+    buffers: Tree = getattr(c, "buffers", {})
+    before = {name: (_version(value), value.clone()) for name, value in buffers.items()}
+    # in a stack a draw stays to be seen: what it gave is no client's own
+    with seeds.preserve_global_generator() if current_level() is None else nullcontext():
+        yield
+    for name, (version, value) in before.items():
+        if _version(buffers[name]) != version:
+            buffers[name].copy_(value)
+
+
+def _version(value: Tensor) -> int:
+    return (get_unwrapped(value) if is_batched(value) else value)._version
 
 
 @lru_cache(maxsize=256)

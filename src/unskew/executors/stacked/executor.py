@@ -29,7 +29,7 @@ from unskew.data.batches import LocalData
 from unskew.data.stacked_batches import StackedData
 from unskew.executors.serial import Serial
 from unskew.executors.stacked.context import LaneData, StackedContext
-from unskew.executors.stacked.lanes import LaneDiagnostics, Lanes, NotStackable
+from unskew.executors.stacked.lanes import CheckedLaneDiagnostics, LaneDiagnostics, Lanes, NotStackable
 from unskew.executors.stacked.layers import StackedLayers
 from unskew.executors.stacked.trial import ADVICE, Trials, find_gap
 
@@ -137,9 +137,10 @@ class Stacked:
         own = [task.federation.train(client) for client in clients]
         tested = [task.federation.local_test(client) for client in clients] if jobs[0].kind == "personal" else own
         states = self._states(jobs, own)
-        diagnostics = LaneDiagnostics(lanes)
-        # the package's own methods and layers are known not to draw from it
-        drawn = torch.default_generator.get_state() if task.guarded_slots or task.has_foreign_model else None
+        diagnostics = (CheckedLaneDiagnostics if task.guarded_slots else LaneDiagnostics)(lanes)
+        # the package's own methods, layers and wire processors are known not to draw from it
+        foreign = task.guarded_slots or task.has_foreign_model or task.has_foreign_wire
+        drawn = torch.default_generator.get_state() if foreign else None
         guard = Guard() if task.has_foreign_model else None
         with lanes, self._layers.replace(lanes, jobs):
             job = replace(
@@ -153,8 +154,8 @@ class Stacked:
             about = data if tested is own else cast("LocalData", LaneData(StackedData(tested), lanes))
             work = _unwrap(lanes, perform(task, job, c, about), real)
         if drawn is not None and not torch.equal(drawn, torch.default_generator.get_state()):
-            raise NotStackable("a slot or layer draws from torch's global generator; c.draw(purpose, make) gives each "
-                               "client the numbers that it draws alone")  # fmt: skip
+            raise NotStackable("a slot, layer or wire processor draws from torch's global generator; c.draw(purpose, "
+                               "make) gives each client the numbers that it draws alone")  # fmt: skip
         if guard is not None:
             refuse_draws(task, guard)
         jobs = jobs[:real]

@@ -22,7 +22,7 @@ from unskew.base.torch_private import add_batch_dim, close_vmap, current_level, 
 from unskew.base.tree import Groups, Tree
 from unskew.core import local_loop
 from unskew.core.checks.returned import check_loss, refuse_detached
-from unskew.core.context import Context, Diagnostics, LocalGradient, check_note
+from unskew.core.context import Context, Diagnostics, LocalGradient, Noter, check_note, refuse_shared
 from unskew.core.net import Forward
 from unskew.data.stacked_batches import StackedBatch
 
@@ -335,3 +335,21 @@ class LaneDiagnostics(Diagnostics):
                 if count:
                     own[name] = value / count
         return means
+
+
+class CheckedLaneDiagnostics(LaneDiagnostics):
+    """The same where somebody's code notes numbers."""
+
+    def __init__(self, lanes: Lanes) -> None:
+        super().__init__(lanes)
+        self._owners: dict[str, Noter] = {}
+
+    def make_empty(self) -> CheckedLaneDiagnostics:
+        """The same kind of diagnostics, with nothing counted yet."""
+        return CheckedLaneDiagnostics(self._lanes)
+
+    def note(self, name: str, value: Tensor | float) -> None:
+        """Adds one observation; refuses a name that another part uses."""
+        if isinstance(name, str):
+            refuse_shared(self._owners, name, self.noting)
+        super().note(name, value)
