@@ -329,10 +329,11 @@ def test_what_watch_leaves_set_in_torch_is_put_back(leave):
     assert not torch.is_autocast_enabled("cpu") and not torch.are_deterministic_algorithms_enabled()
 
 
-def test_own_terms_do_not_draw(own_names):
-    kind = register("methods", "mine", Method, own_terms=lambda self: (Prox(mu=float(torch.rand(()))),))
+@pytest.mark.parametrize("method", ["mine", "finetuned(mine)"])
+def test_own_terms_do_not_draw(method, own_names):
+    register("methods", "mine", Method, own_terms=lambda self: (Prox(mu=float(torch.rand(()))),))
     with pytest.raises(InputError, match=r"mine\.own_terms draws from the global generator of torch"):
-        play(method=kind())
+        play(method=method)
 
 
 def test_post_init_does_not_draw(own_names):

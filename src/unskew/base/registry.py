@@ -111,13 +111,12 @@ def _without_draws(make: Callable[..., None]) -> Callable[..., None]:
     def __init__(self: Any, *args: Any, **values: Any) -> None:
         from unskew.base import seeds  # torch, which lists of components do without
 
-        before = seeds.read_global_streams()
-        make(self, *args, **values)
-        whose = next((whose for whose, state in seeds.read_global_streams().items() if state != before[whose]), None)
-        if whose is not None:
+        with seeds.find_draws() as drawn:
+            make(self, *args, **values)
+        if drawn:
             raise InputError(
-                f"{name_of(type(self))}.__post_init__ draws from the global generator of {whose}, so that no run could "
-                "be repeated; let an option say what is drawn"
+                f"{name_of(type(self))}.__post_init__ draws from the global generator of {drawn[0]}, so that no run "
+                "could be repeated; let an option say what is drawn"
             )
 
     return __init__

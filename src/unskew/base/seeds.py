@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from unskew.base.torch_private import own_draws
+from unskew.base.torch_private import own_draws, watch_draws
 
 
 class _LayerStream(threading.local):
@@ -57,9 +57,15 @@ def read_unseeded_streams() -> dict[str, object]:
     }
 
 
-def read_global_streams() -> dict[str, object]:
-    """The same of torch's, too."""
-    return {"torch": torch.default_generator.get_state().numpy().tobytes(), **read_unseeded_streams()}
+@contextmanager
+def find_draws() -> Iterator[list[str]]:
+    """Whose global generators were drawn from meanwhile: the list is filled at the end. Torch's by this thread only."""
+    found: list[str] = []
+    before = read_unseeded_streams()
+    with watch_draws() as seen:
+        yield found
+    found += ["torch"] * seen.drew
+    found += [whose for whose, state in read_unseeded_streams().items() if state != before[whose]]
 
 
 @contextmanager

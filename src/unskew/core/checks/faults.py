@@ -79,9 +79,10 @@ def explain(error: BaseException) -> Found:
 
 
 def is_raised_outside(error: BaseException) -> bool:
-    """Whether the line that raised it is not the package's."""
+    """Whether the line that raised it is not the package's, nor that of a signal's handler."""
     frames = list(traceback.walk_tb(error.__traceback__))
-    return bool(frames) and not frames[-1][0].f_code.co_filename.startswith(_PACKAGE)
+    ours = not frames or frames[-1][0].f_code.co_filename.startswith(_PACKAGE)
+    return not (ours or is_from_signal(error))
 
 
 def is_meant_for_program(error: BaseException) -> bool:
