@@ -27,7 +27,7 @@ COMMANDS = {
     ),
     "reproduce": (
         "reproduce.reproduce",
-        "Reproduces the papers' tables and figures: ours beside the printed, in their protocols.",
+        "Reproduces the papers' tables and figures: runs their cells and prints ours beside the printed figures.",
     ),
     "split": (
         "split.split",
