@@ -116,7 +116,7 @@ class FLFA(Wrapper):
         rule = ("", *RULES)[int(server["feedback"]["rule"])]  # "": not decided yet; once decided it stays (Sec. 13.2)
         chosen = used
         s.record.update(feedback_layers=used, feedback_no_op_rounds=idle)
-        if s.round == s.rounds and 2 * idle > s.rounds:
+        if idle and s.round == s.rounds and 2 * idle > s.rounds:
             log.warning(
                 "flfa: in %d of %d rounds the chosen layers had nothing trained below them, so that feedback changed "
                 "nothing there and the run is about %s; take exclude_first=true, other layers (select, n_layers) or a "
