@@ -156,7 +156,8 @@ def child(numbers):
 
 
 @pytest.mark.parametrize(
-    "how", [pytest.param("fork", marks=pytest.mark.skipif(sys.platform == "win32", reason="")), "spawn"]
+    "how",
+    [pytest.param("fork", marks=pytest.mark.skipif(sys.platform == "win32", reason="Windows cannot fork")), "spawn"],
 )
 def test_runs_in_a_pool_of_processes_also_with_workers_of_their_own(alone, how):
     torch.set_num_threads(2)

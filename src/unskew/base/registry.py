@@ -90,18 +90,15 @@ def validated(cls: type[C]) -> type[C]:
 
 def _check_names(cls: Any) -> None:
     """Refuses annotations with names that the file does not have: of these pydantic can make no option."""
-    if getattr(cls, "__pydantic_complete__", True):
-        return
-    for base in reversed(cls.__mro__):
-        home = dict(vars(sys.modules.get(base.__module__, typing)))
-        for name, annotation in vars(base).get("__annotations__", {}).items():
-            try:
-                eval(annotation if isinstance(annotation, str) else "None", home, {cls.__name__: cls})
-            except NameError as error:
-                raise DeclarationError(
-                    f"{cls.__name__}.{name}: its annotation ({annotation}) has the unknown name '{error.name}'; "
-                    "import it"
-                ) from None
+    try:
+        pydantic.dataclasses.rebuild_dataclass(cls)  # does nothing where all is known
+    except pydantic.errors.PydanticUndefinedAnnotation as error:
+        texts = {name: text for base in cls.__mro__ for name, text in vars(base).get("__annotations__", {}).items()}
+        field = next((name for name, text in texts.items() if re.search(rf"\b{error.name}\b", str(text))), "")
+        raise DeclarationError(
+            f"{cls.__name__}.{field}: its annotation ({texts.get(field)}) has the unknown name '{error.name}'; "
+            "import it"
+        ) from None
 
 
 def _without_draws(make: Callable[..., None]) -> Callable[..., None]:

@@ -14,7 +14,7 @@ from unskew.base.errors import InputError
 from unskew.base.text import Table, count_of
 from unskew.cli import signals
 from unskew.cli.output import console, make_table, note, print_result
-from unskew.cli.progress import DownloadProgress, RoundProgress
+from unskew.cli.progress import Announcer, DownloadProgress
 from unskew.cli.run_flags import add_run_flags
 from unskew.cli.shared_flags import DataDir, Json, Quiet
 from unskew.data.dataset import Dataset
@@ -27,7 +27,7 @@ from unskew.report.page import write_page
 from unskew.report.split_plot import plot_split
 from unskew.report.tables import Format, render
 from unskew.report.tables import Table as Compared
-from unskew.runs import building, engine
+from unskew.runs import building
 from unskew.runs.arguments import read_methods, read_seeds, to_run
 from unskew.runs.comparison import CellResult, Metric
 from unskew.runs.comparison import compare as run_all
@@ -76,7 +76,7 @@ def compare(
     given = out or Path("runs") / f"compare-{shown.hash}"
     out = given.absolute()  # a slot may change the current folder
     signals.explain(lambda: f"the runs so far are in {given}; the same command again goes on from there")
-    with _Announcer(quiet) as announcer:
+    with Announcer(quiet) as announcer:
         # not as it was resolved: that is for FedAvg, and another method may not be stackable
         cells = run_all(base, wanted, numbers, out, data_dir=data_dir, dataset=data, announce=announcer)
     reused = sum(cell.reused for cell in cells)
@@ -103,34 +103,6 @@ def compare(
     show_table(result)
     written = "report.html, table.md (and .csv, .tex, .json), curves.png, split.png" + ", measures.png" * measured
     console.print(f"\nin {given}: {written}", soft_wrap=True)
-
-
-class _Announcer:
-    """Gives each cell a progress bar of its own."""
-
-    def __init__(self, quiet: bool) -> None:
-        self.quiet = quiet
-        self._shown: RoundProgress | None = None
-
-    def __enter__(self) -> _Announcer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._shown is not None:
-            self._shown.__exit__(None, None, None)
-
-    def __call__(self, run: Run, number: int, total: int) -> engine.Watch:
-        title = f"[{number}/{total}] {run.method}, seed {run.seed}"
-
-        def watch(row: Row) -> None:
-            if self._shown is None or self._shown.title != title:
-                self.__exit__()  # of a run that diverged and stopped early
-                self._shown = RoundProgress(title, run.rounds, self.quiet).__enter__()
-            self._shown(row)
-            if row["round"] == run.rounds:
-                self._shown.__exit__(None, None, None)
-
-        return watch
 
 
 def make_title(run: Run, seeds: int) -> str:

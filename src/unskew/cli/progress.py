@@ -9,6 +9,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from unskew.base import progress
 from unskew.cli.output import errors
+from unskew.runs import engine
+from unskew.runs.config import Run
 from unskew.runs.folder import Row
 
 
@@ -67,6 +69,37 @@ class RoundProgress:
             left = (self.rounds - number) / rate if rate else 0.0
             tail = f" · {left:.0f} s left" if number < self.rounds and rate else ""
             errors.print(f"{self.title}: round {number}/{self.rounds} · {figures}{tail}")
+
+
+class Announcer:
+    """Gives each of several runs a progress of its own; one that is only read back has none."""
+
+    def __init__(self, quiet: bool, tell_data: bool = False) -> None:
+        self.quiet, self._tell_data = quiet, tell_data
+        self._shown: RoundProgress | None = None
+
+    def __enter__(self) -> Announcer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._shown is not None:
+            self._shown.__exit__(None, None, None)
+            self._shown = None
+
+    def __call__(self, run: Run, number: int, total: int) -> engine.Watch:
+        """Who watches the rounds of this run."""
+        data = f", {run.data}" if self._tell_data else ""
+        title = f"[{number}/{total}] {run.method}{data}, seed {run.seed}"
+
+        def watch(row: Row) -> None:
+            if self._shown is None or self._shown.title != title:
+                self.__exit__()  # of a run that diverged and stopped early
+                self._shown = RoundProgress(title, run.rounds, self.quiet).__enter__()
+            self._shown(row)
+            if row["round"] == run.rounds:
+                self.__exit__()
+
+        return watch
 
 
 class DownloadProgress:

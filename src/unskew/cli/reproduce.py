@@ -17,12 +17,12 @@ from unskew.base.errors import InputError
 from unskew.base.text import count_of
 from unskew.cli import signals
 from unskew.cli.output import console, make_table, note, print_json
-from unskew.cli.progress import RoundProgress
+from unskew.cli.progress import Announcer
 from unskew.cli.shared_flags import DataDir, Json, Quiet
 from unskew.recipes import PAPERS, find, list_tables
 from unskew.recipes.base import Figure, Finished, Scale
 from unskew.recipes.estimate import Estimate, Trial, estimate, key_of, try_out
-from unskew.recipes.queue import count_finished, plan_all, read_queue, work
+from unskew.recipes.queue import list_places, plan_all, read_queue, work
 from unskew.recipes.reproduce import (
     Compared,
     Data,
@@ -36,9 +36,8 @@ from unskew.recipes.reproduce import (
 )  # fmt: skip
 from unskew.recipes.scales import describe
 from unskew.report import reproduction
-from unskew.runs import engine
 from unskew.runs.config import Run
-from unskew.runs.folder import Row
+from unskew.runs.folder import RunFolder
 
 Name = Annotated[str | None, typer.Argument(help="a table or figure, such as fedas/t3 or fedsol/fig3; none: the list")]
 
@@ -96,7 +95,7 @@ def reproduce(
         return
     check_anything_runs(plan)
     signals.explain(lambda: f"the runs so far are in {out}; the same command again goes on from there")
-    with Announcer(quiet) as announcer:
+    with Announcer(quiet, tell_data=True) as announcer:
         finished = play(plan.runs, out / scale, data, announcer)
     figures, names, folder = write_table(plan, finished, out)
     if as_json:
@@ -104,34 +103,6 @@ def reproduce(
         return
     show_figures(plan, figures)
     console.print(f"\nin {folder}: {', '.join(names)}; the runs are in {out / scale / 'runs'}", soft_wrap=True)
-
-
-class Announcer:
-    """Gives each run a progress bar of its own; a run that is only read back has none."""
-
-    def __init__(self, quiet: bool) -> None:
-        self.quiet = quiet
-        self._shown: RoundProgress | None = None
-
-    def __enter__(self) -> Announcer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._shown is not None:
-            self._shown.__exit__(None, None, None)
-            self._shown = None
-
-    def __call__(self, run: Run, number: int, total: int) -> engine.Watch:
-        """Who watches the rounds of this run."""
-        title = f"[{number}/{total}] {run.method}, {run.data}, seed {run.seed}"
-
-        def watch(row: Row) -> None:
-            if self._shown is None or self._shown.title != title:
-                self.__exit__()
-                self._shown = RoundProgress(title, run.rounds, self.quiet).__enter__()
-            self._shown(row)
-
-        return watch
 
 
 def write_table(
@@ -223,7 +194,7 @@ def make_figure(figure: Figure, scale: Scale, out: Path, data: Data, quiet: bool
     """Runs what a figure shows, writes picture and data."""
     notes: list[str] = []
     signals.explain(lambda: f"the runs so far are in {out}; the same command again goes on from there")
-    with Announcer(quiet) as announcer:
+    with Announcer(quiet, tell_data=True) as announcer:
 
         def run(wanted: Run) -> Finished:
             small, missing, said = place(figure.paper, replace(wanted, seed=figure.paper.seeds[0]), scale, data)
@@ -244,6 +215,11 @@ def make_figure(figure: Figure, scale: Scale, out: Path, data: Data, quiet: bool
     console.print(f"in {folder}: figure.png, data.csv", soft_wrap=True)
 
 
+def count_finished(places: Sequence[Path]) -> int:
+    """How many of these runs are finished."""
+    return sum(RunFolder(place).finished for place in places)
+
+
 def work_through(
     queue: Path, workers: int, worker: bool, out: Path, data: Data, data_dir: Path | None, quiet: bool
 ) -> None:
@@ -253,7 +229,8 @@ def work_through(
         work(plans, out, data)
         return
     signals.explain(lambda: f"the runs so far are in {out}; the same command again goes on from there")
-    done, total = count_finished(plans, out, data)
+    places = list_places(plans, out, data)
+    done, total = count_finished(places), len(places)
     if not quiet:
         note(f"queue {queue}: {done} of {total} runs are finished")
     command = [sys.executable, "-m", "unskew", "reproduce", "--queue", str(queue), "--out", str(out), "--worker", "-q"]
@@ -263,7 +240,7 @@ def work_through(
     try:
         while any(process.poll() is None for process in started):
             time.sleep(1.0)
-            now = count_finished(plans, out, data)[0]
+            now = count_finished(places)
             if now > done and not quiet:
                 note(f"queue {queue}: {now} of {total} runs are finished")
             done = now

@@ -31,7 +31,9 @@ class RoundsTo(Measure):
 
     def summarise(self, rows: list[Row]) -> Figures:
         """`rounds_to`: target → round."""
-        curve = [(row["round"], accuracy) for row in rows if row["round"] and (accuracy := _accuracy(row)) is not None]
+        curve = [
+            (row["round"], accuracy) for row in rows if row["round"] and (accuracy := accuracy_of(row)) is not None
+        ]
         found: dict[str, int | None] = {}
         for target in self.targets:
             place = rounds_to_target([value for _, value in curve], target)
@@ -39,7 +41,7 @@ class RoundsTo(Measure):
         return {"rounds_to": found}
 
 
-def _accuracy(row: Row) -> float | None:
+def accuracy_of(row: Row) -> float | None:
     """The global model's accuracy; a personal method's pooled one."""
     found: float | None = row.get("accuracy", row.get("personal", {}).get("pooled"))
     return found

@@ -57,8 +57,6 @@ class Computed:
     """A figure that no training gives: a setting, the bytes of a message, the time of a loss."""
 
     compute: Callable[[Scale], float | str]
-    needs: str = ""
-    """What it takes, in words."""
 
 
 Recipe = Callable[[Keys], "Cell | Computed"]
@@ -79,10 +77,7 @@ class Printed:
     @property
     def value(self) -> float | None:
         """The number, if it is one."""
-        try:
-            return float(self.text)
-        except ValueError:
-            return None
+        return float(self.text) if _is_number(self.text) else None
 
 
 @dataclass(frozen=True)

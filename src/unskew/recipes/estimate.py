@@ -7,16 +7,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from unskew.base.registry import to_table
-from unskew.core.method import Method, methods
 from unskew.data.partition.splits import splits
 from unskew.data.sources.base import sources
-from unskew.data.sources.smaller import Part, StandIn, read_count
+from unskew.data.sources.smaller import origin_of, read_count
+from unskew.recipes.scales import limit_work
 from unskew.runs import building, engine
 from unskew.runs.config import Run, cohort_size
 from unskew.runs.folder import RunFolder
 
 BATCHES, TESTS = 2, 100
 """Batches that a trial's client holds, and its test samples."""
+SHORT = {
+    "fedaf": {"steps": BATCHES, "server_epochs": 5}, "feddm": {"steps": BATCHES, "server_epochs": 5},
+    "local": {"epochs": 1},
+}  # fmt: skip
+"""Own work of methods in a trial, which the estimate multiplies again."""
 
 
 @dataclass(frozen=True)
@@ -50,12 +55,12 @@ class Trial:
 
 def try_out(run: Run) -> Trial:
     """Plays two rounds of the run with one client of some batches, on generated images."""
-    source = run.data.of if isinstance(run.data, Part) else run.data.like if isinstance(run.data, StandIn) else run.data
+    source = origin_of(run.data)
     each = max(BATCHES * run.local.batch, 2 * (source.about.classes or 10))
     data = sources.build({"name": "stand_in", "like": source, "train": each, "test": TESTS})
     small = replace(
         run, data=data, split=splits.build("iid"), clients=1, sample=1.0, rounds=2, measure=(), split_seed=None,
-        method=_budget(run.method),
+        method=limit_work(run.method, SHORT),
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as scratch:
         place = Path(scratch) / "trial"
@@ -73,21 +78,10 @@ def _held(run: Run, train: int, test: int) -> float:
     return (train + test) * (1 - run.evaluation.holdout) if run.pool_test else train
 
 
-def _budget(method: Method) -> Method:
-    """With as many of its own steps as the trial has."""
-    table = to_table(method)
-    if isinstance(inner := getattr(method, "inner", None), Method):
-        table["inner"] = _budget(inner)
-    short = {"fedaf": {"steps": BATCHES, "server_epochs": 5}, "feddm": {"steps": BATCHES, "server_epochs": 5},
-             "local": {"epochs": 1}}.get(method.name, {})  # fmt: skip
-    return methods.build({**table, **{name: min(value, table[name]) for name, value in short.items()}})
-
-
 def estimate(run: Run, tried: Trial) -> Estimate:
     """The whole run's, from its trial's."""
     clients = run.clients or 20
-    source = run.data.of if isinstance(run.data, Part) else run.data
-    whole = {word: read_count(source.about.counts, word) or 10_000 for word in ("train", "test")}
+    whole = {word: read_count(origin_of(run.data).about.counts, word) or 10_000 for word in ("train", "test")}
     samples, tests = (min(getattr(run.data, word, 0) or whole[word], whole[word]) for word in ("train", "test"))
     cohort, server = cohort_size(run.sample, clients), tried.server
     visit = tried.sample * _held(run, samples, tests) / clients

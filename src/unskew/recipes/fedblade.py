@@ -156,7 +156,7 @@ def vary_epochs(row: Keys) -> Cell:
 def time_losses(row: Keys) -> Computed:
     """Table 10: value and gradient of one loss on a batch's features, on this machine."""
     run = make_run(PARTIAL, method="fedblade", data=DATA[row["dataset"]], model=MODELS[row["model"]])
-    return Computed(lambda scale: time_loss(run, row["loss"], scale), "milliseconds of this machine's processor")
+    return Computed(lambda scale: time_loss(run, row["loss"], scale))
 
 
 @PAPER.table(
@@ -166,7 +166,7 @@ def time_losses(row: Keys) -> Computed:
 def count_prototypes(row: Keys) -> Computed:
     """Table 11: the group `prototypes` of the message that the server really sends, without its flags."""
     run = make_run(PARTIAL, method="fedblade", data=DATA[row["dataset"]], model=MODELS[row["model"]])
-    return Computed(lambda scale: count_group_bytes(run, "prototypes", "means") / 1024, "the message itself")
+    return Computed(lambda scale: count_group_bytes(run, "prototypes", "means") / 1024)
 
 
 HARD = {"dataset": "CIFAR-100", "alpha": "0.05"}

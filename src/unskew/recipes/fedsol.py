@@ -141,7 +141,7 @@ def state_scenario(row: Keys) -> Computed:
         "clients": run.clients, "rounds": run.rounds,
         "sampling_ratio": cohort_size(run.sample, run.clients) / run.clients,
     }  # fmt: skip
-    return Computed(lambda scale: float(found[row["value"]]), "nothing: a setting")
+    return Computed(lambda scale: float(found[row["value"]]))
 
 
 @PAPER.table("t8", "fedsol_t8_hyperparameters", "Table 8: hyper-parameters", unit="", values=("selected",))
@@ -151,7 +151,7 @@ def state_values(row: Keys) -> Computed:
     names = {"FedProx": ("mu",), "FedNTD": ("beta", "tau"), "FedSAM": ("rho",), "FedASAM": ("rho",),
              "MOON": ("mu", "tau"), "FedSOL": ("rho",)}.get(row["method"], ())  # fmt: skip
     text = ", ".join(f"{name}={getattr(method, name)}" for name in names) or "None"
-    return Computed(lambda scale: text, "nothing: a setting")
+    return Computed(lambda scale: text)
 
 
 PERSONAL = {

@@ -18,8 +18,6 @@ from unskew.base.errors import InputError, let_pass
 from unskew.recipes import find
 from unskew.recipes.base import Scale, Table
 from unskew.recipes.reproduce import Data, Plan, Watch, make_plan, place_of, play
-from unskew.runs import building
-from unskew.runs.config import Run
 from unskew.runs.folder import RunFolder
 
 LOWEST = 19
@@ -97,8 +95,7 @@ def work(plans: Sequence[Plan], out: Path, data: Data, watch: Watch | None = Non
     played = 0
     for plan in plans:
         for run in plan.runs:
-            resolved = run.resolve(building.prepare_data(run, dataset=data.load(run.data)))
-            place = place_of(resolved, out / plan.scale)
+            place = place_of(data.resolve(run), out / plan.scale)
             with _claim(place) as mine:
                 if mine and not RunFolder(place).finished:
                     play([run], out / plan.scale, data, watch)
@@ -121,12 +118,7 @@ def _claim(place: Path) -> Iterator[bool]:
         yield True
 
 
-def count_finished(plans: Sequence[Plan], out: Path, data: Data) -> tuple[int, int]:
-    """How many of the runs are finished, and how many there are."""
-    runs: dict[str, tuple[Run, Scale]] = {}
-    for plan in plans:
-        for run in plan.runs:
-            resolved = run.resolve(building.prepare_data(run, dataset=data.load(run.data)))
-            runs[f"{plan.scale} {place_of(resolved, out)}"] = (resolved, plan.scale)
-    done = sum(RunFolder(place_of(run, out / scale)).finished for run, scale in runs.values())
-    return done, len(runs)
+def list_places(plans: Sequence[Plan], out: Path, data: Data) -> list[Path]:
+    """The folders of all runs, each once."""
+    places = (place_of(data.resolve(run), out / plan.scale) for plan in plans for run in plan.runs)
+    return list(dict.fromkeys(places))

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from unskew.measures.figures import last_share_mean
-from unskew.measures.rounds_to import rounds_to_target
+from unskew.measures.rounds_to import accuracy_of, rounds_to_target
 from unskew.recipes.base import Finished, Read
 from unskew.runs.folder import Row
 
@@ -134,15 +134,10 @@ def curve(finished: Finished, name: str | None = None) -> list[tuple[float, floa
     """A measure over the rounds, or the accuracy in per cent (a personal method's: pooled)."""
     points = []
     for row in finished.rounds:
-        value = row.get("measures", {}).get(name) if name else _any_accuracy(row)
+        value = row.get("measures", {}).get(name) if name else accuracy_of(row)
         if isinstance(value, (int, float)):
             points.append((float(row["round"]), float(value) if name else 100 * float(value)))
     return points
-
-
-def _any_accuracy(row: Row) -> float | None:
-    found: float | None = row.get("accuracy", row.get("personal", {}).get("pooled"))
-    return found
 
 
 def sweep(values: Sequence[float], read: Callable[[float], float]) -> list[tuple[float, float]]:

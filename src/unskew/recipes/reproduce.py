@@ -20,7 +20,6 @@ from unskew.runs import building, engine
 from unskew.runs.comparison import run_cell
 from unskew.runs.config import Run
 from unskew.runs.folder import RunFolder
-from unskew.runs.summary import read_finished
 
 Mark = Literal[
     "within noise", "above", "below", "equal", "other", "not run", "no figure", "other machine", "other scale"
@@ -120,6 +119,10 @@ class Data:
             self._loaded[name] = load(source, self.data_dir, offline=True)
         return self._loaded[name]
 
+    def resolve(self, run: Run) -> Run:
+        """The run with what depends on its data filled in."""
+        return run.resolve(building.prepare_data(run, dataset=self.load(run.data)))
+
 
 def make_plan(table: Table, scale: Scale, rows: str | None, columns: str | None, seeds: int | None, data: Data) -> Plan:
     """The runs that give these figures of a table, as far as their data are here."""
@@ -167,33 +170,23 @@ def play(runs: Sequence[Run], out: Path, data: Data, watch: Watch | None = None)
     """Every run, finished ones read back, interrupted ones resumed; by seed and hash of the unresolved run."""
     found = {}
     for number, run in enumerate(runs, 1):
-        loaded = data.load(run.data)
-        resolved = run.resolve(building.prepare_data(run, dataset=loaded))
+        resolved = data.resolve(run)
         seen = watch(resolved, number, len(runs)) if watch else None
-        run_cell(resolved, place_of(resolved, out), loaded, seen)
-        found[run.seed, run.hash] = _read(resolved, place_of(resolved, out))
+        place = place_of(resolved, out)
+        cell = run_cell(resolved, place, data.load(run.data), seen)
+        rows = list(RunFolder(place).client_rows())
+        found[run.seed, run.hash] = Finished(resolved, cell.summary, cell.rounds, rows)
     return found
 
 
 def read_back(runs: Sequence[Run], out: Path, data: Data) -> dict[tuple[int, str], Finished]:
     """The runs that are finished; nothing is run."""
-    found = {}
-    for run in runs:
-        resolved = run.resolve(building.prepare_data(run, dataset=data.load(run.data)))
-        if RunFolder(place_of(resolved, out)).finished:
-            found[run.seed, run.hash] = _read(resolved, place_of(resolved, out))
-    return found
+    return play([run for run in runs if RunFolder(place_of(data.resolve(run), out)).finished], out, data)
 
 
 def place_of(resolved: Run, out: Path) -> Path:
     """The folder of a run: tables share it."""
     return out.absolute() / "runs" / f"{resolved.method.name}-{resolved.data.name}-seed{resolved.seed}-{resolved.hash}"
-
-
-def _read(run: Run, path: Path) -> Finished:
-    folder = RunFolder(path)
-    rows = [row for _, row in sorted(folder.rounds().items())]
-    return Finished(run, read_finished(folder), rows, list(folder.client_rows()))
 
 
 def compare_figures(plan: Plan, finished: dict[tuple[int, str], Finished]) -> list[Compared]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from unskew.base.errors import InputError
 from unskew.base.registry import construct, to_table
@@ -14,7 +14,7 @@ from unskew.data.dataset import Dataset
 from unskew.data.files.finder import Finder
 from unskew.data.partition.splits import Split, splits
 from unskew.data.sources.base import Source, sources
-from unskew.data.sources.smaller import Part, StandIn, read_count
+from unskew.data.sources.smaller import Part, StandIn, origin_of, read_count
 from unskew.recipes.base import Paper, Scale
 from unskew.runs.config import Run
 
@@ -25,10 +25,9 @@ SMOKE_TEXT = (
 
 @dataclass(frozen=True)
 class DataState:
-    """Whether a data set is here, and whole."""
+    """Whether a data set is here, and what is to be said of it."""
 
     here: bool
-    whole: bool
     note: str = ""
 
 
@@ -46,7 +45,7 @@ def describe(paper: Paper, scale: Scale) -> str:
 
 # --------------------------------------------------------------------------------------------- smoke
 
-BUDGETS: dict[str, dict[str, Any]] = {
+BUDGETS: dict[str, dict[str, int]] = {
     "fedaf": {"steps": 2, "server_epochs": 2, "ipc": 2}, "feddm": {"steps": 2, "server_epochs": 2, "ipc": 2},
     "local": {"epochs": 2}, "fedgen": {"gen_steps": 2}, "fedbabu": {"finetune": 1}, "fedala": {"start_passes": 2},
 }  # fmt: skip
@@ -64,8 +63,9 @@ def shrink(run: Run, here: bool) -> Run:
     clients = 6 if partial or run.split.name == "domain" else 3
     local = {**vars(run.local), "epochs": 1, "steps": 2, "batch": min(run.local.batch, 8)}
     return replace(
-        run, data=data, clients=clients, sample=0.34 if partial else 1.0, rounds=2, method=_shrink_method(run.method),
-        split=_shrink_split(run.split, classes, clients), local=construct(type(run.local), local),
+        run, data=data, clients=clients, sample=0.34 if partial else 1.0, rounds=2,
+        method=limit_work(run.method, BUDGETS), split=_shrink_split(run.split, classes, clients),
+        local=construct(type(run.local), local),
     )  # fmt: skip
 
 
@@ -77,12 +77,12 @@ def _shrink_split(split: Split, classes: int, clients: int) -> Split:
     return splits.build({**to_table(split), "min_size": 2}) if "dirichlet" in split.name else split
 
 
-def _shrink_method(method: Method) -> Method:
+def limit_work(method: Method, budgets: Mapping[str, Mapping[str, int]]) -> Method:
+    """The method, and those inside it, with at most so much work besides local steps: budgets by method and option."""
     table = to_table(method)
-    inner = getattr(method, "inner", None)
-    if isinstance(inner, Method):
-        table["inner"] = _shrink_method(inner)
-    budget = BUDGETS.get(method.name, {})
+    if isinstance(inner := getattr(method, "inner", None), Method):
+        table["inner"] = limit_work(inner, budgets)
+    budget = budgets.get(method.name, {})
     return methods.build({**table, **{key: min(value, table[key]) for key, value in budget.items()}})
 
 
@@ -91,18 +91,17 @@ def _shrink_method(method: Method) -> Method:
 
 def look_for(source: Source, data_dir: Path | None = None) -> DataState:
     """Whether a data set's files are on this machine, and are the published ones; downloads nothing."""
-    source = source.of if isinstance(source, Part) else source
-    if isinstance(source, StandIn) or not source.files:
-        return DataState(True, True)
+    if isinstance(source, StandIn) or not (source := origin_of(source)).files:
+        return DataState(True)
     finder = Finder(data_dir, offline=True)
     try:
         paths = source.paths(finder)
     except InputError:
-        return DataState(False, False, f"data '{source.name}' are not on this machine (unskew data {source.name})")
+        return DataState(False, f"data '{source.name}' are not on this machine (unskew data {source.name})")
     for path, needed in zip(paths, source.files, strict=False):
         if needed.checksum and path.is_file() and path.name == needed.name and not _is_published(path, needed.checksum):
-            return DataState(True, True, f"{path.name} is not the published file: its checksum differs")
-    return DataState(True, True)
+            return DataState(True, f"{path.name} is not the published file: its checksum differs")
+    return DataState(True)
 
 
 def check_whole(source: Source, dataset: Dataset) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from unskew.base.json_text import to_json
+from unskew.measures.rounds_to import accuracy_of
 from unskew.recipes.base import Drawn, Finished
 from unskew.recipes.reproduce import Compared, Plan
 from unskew.recipes.scales import describe
@@ -105,15 +106,10 @@ def collect_curves(plan: Plan, finished: Mapping[Any, Finished]) -> dict[str, li
         name = f"{job.printed.row}; {job.printed.column}" if len(plan.table.columns) else job.printed.row
         if run is None or len(curves.get(name, [])) >= len(plan.seeds):
             continue
-        curve = [(row["round"], value) for row in run.rounds if (value := _accuracy(row)) is not None]
+        curve = [(row["round"], value) for row in run.rounds if (value := accuracy_of(row)) is not None]
         if len(curve) > 1:
             curves.setdefault(name, []).append(curve)
     return curves
-
-
-def _accuracy(row: Mapping[str, Any]) -> float | None:
-    found: float | None = row.get("accuracy", row.get("personal", {}).get("pooled"))
-    return found
 
 
 def figure_to_csv(drawn: Drawn) -> str:

@@ -35,6 +35,8 @@ class Source(Component):
     files: ClassVar[tuple[Needed, ...]] = ()
     folders: ClassVar[tuple[str, ...]] = ()
     """Folders below a data root that are searched besides the one named like the data set."""
+    domains: ClassVar[tuple[str, ...]] = ()
+    """The names of its groups, where the data set comes with domains that are known without loading it."""
     instead: ClassVar[str] = ""
     """The pattern of one .npz that may replace all files."""
 

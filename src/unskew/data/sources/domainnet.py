@@ -39,6 +39,7 @@ class DomainNet10(Source):
 
     about = About("10 of 345 classes, the official split of every domain", 10, (3, 64, 64), "https://ai.bu.edu/M3SDA/")
     files = _files()
+    domains = DOMAINS
     folders = ("domainnet", "DomainNet")
 
     def load(self, find: Finder) -> Dataset:

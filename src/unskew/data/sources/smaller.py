@@ -14,7 +14,6 @@ from unskew.data.files.arrays import neutral_scale
 from unskew.data.files.finder import Finder
 from unskew.data.normalisation import normalise_by
 from unskew.data.sources.base import About, Source, sources
-from unskew.data.sources.domainnet import DOMAINS
 
 
 @sources.register("part")
@@ -72,7 +71,7 @@ class StandIn(Source):
             raise InputError(f"stand_in: data '{self.like}' have no shape of their own; name a published data set")
         rng = torch.Generator().manual_seed(self.seed)
         patterns = torch.rand(about.classes, about.shape[0], 4, 4, generator=rng)
-        domains = DOMAINS if self.like.name == "domainnet10" else ()
+        domains = self.like.domains
         parts = []
         for word, given in (("train", self.train), ("test", self.test)):
             number = given or read_count(about.counts, word) or 1000
@@ -98,6 +97,11 @@ def _paint(
         light = 20 * group[own].view(-1, 1, 1, 1)
         blocks.append((130 * large + 90 * noise + light).clamp(0, 255).to(torch.uint8))
     return torch.cat(blocks)
+
+
+def origin_of(source: Source) -> Source:
+    """The data set of which a source is a part, or whose place it takes; else itself."""
+    return source.of if isinstance(source, Part) else source.like if isinstance(source, StandIn) else source
 
 
 def read_count(counts: str, word: str) -> int | None:
