@@ -1,11 +1,15 @@
 """Is a round as fast as at another commit?
 
     python -m benchmarks.commits OLD [NEW] [--workloads W2] [--methods fedavg fedprox scaffold]
-                                 [--executors serial pool stacked] [--turns 20] [--turn ROUNDS] [--out F]
+                                 [--executors serial pool stacked] [--turns 20] [--turn ROUNDS]
+                                 [--pairs 1] [--out F]
 
 Both commits play the same run at the same time, but in turns: while one plays some rounds the other waits. A machine
 that becomes slower or faster, or has a neighbour, then meets both alike; processes measured one after the other differ
-by half on some machines. Shown is the median over the turns of new / old, with the quartiles.
+by half on some machines. Shown is the median over the turns of new / old, with the quartiles. With `--pairs` above 1
+it is done again with so many fresh pairs of processes, since where a process's memory happens to lie makes several per
+cent; a pair's ratio is that of each side's fastest twentieth of rounds, which a neighbour disturbs least, and shown are
+the median and quartiles over the pairs.
 """
 
 from __future__ import annotations
@@ -80,9 +84,11 @@ class Side:
         self._process.wait()
 
 
-def measure_turns(
-    row: Combination, sources: tuple[Path, Path], turns: int, turn: int
-) -> list[tuple[list[float], list[float]]]:
+Turn = tuple[list[float], list[float]]
+"""Seconds of the rounds of (old, new)."""
+
+
+def measure_turns(row: Combination, sources: tuple[Path, Path], turns: int, turn: int) -> list[Turn]:
     """For each turn the round times of (old, new); who begins changes from turn to turn."""
     workload = WORKLOADS[row.workload]
     rounds = workload.warmup + (turns + 1) * turn
@@ -104,10 +110,30 @@ def measure_turns(
     return found
 
 
-def figures(row: Combination, turns: list[tuple[list[float], list[float]]]) -> dict[str, object]:
+def measure_pairs(row: Combination, sources: tuple[Path, Path], turns: int, turn: int, pairs: int) -> list[list[Turn]]:
+    """The turns of each pair; which commit is started first changes from pair to pair."""
+    found = []
+    for number in range(pairs):
+        if number % 2 == 0:
+            found.append(measure_turns(row, sources, turns, turn))
+        else:
+            swapped = measure_turns(row, (sources[1], sources[0]), turns, turn)
+            found.append([(old, new) for new, old in swapped])
+    return found
+
+
+def _undisturbed(times: list[float]) -> float:
+    return sorted(times)[len(times) // 20]
+
+
+def figures(row: Combination, pairs: list[list[Turn]]) -> dict[str, object]:
     """What is said of one row."""
-    ratios = [statistics.median(new) / statistics.median(old) for old, new in turns]
-    seconds = [statistics.median(time for turn in turns for time in turn[side]) for side in (0, 1)]
+    every = [[[time for turn in turns for time in turn[side]] for side in (0, 1)] for turns in pairs]
+    if len(pairs) == 1:
+        ratios = [statistics.median(new) / statistics.median(old) for old, new in pairs[0]]
+    else:
+        ratios = [_undisturbed(new) / _undisturbed(old) for old, new in every]
+    seconds = [statistics.median(time for pair in every for time in pair[side]) for side in (0, 1)]
     return {**row._asdict(), "ratio": measure.spread(ratios), "seconds": seconds}
 
 
@@ -135,6 +161,7 @@ def main() -> None:
     parser.add_argument("--executors", nargs="+", choices=EXECUTORS, default=["serial", "pool", "stacked"])
     parser.add_argument("--turns", type=int, default=20)
     parser.add_argument("--turn", type=int, default=0, help="rounds of a turn; default: 1 of W1, 20 of W2")
+    parser.add_argument("--pairs", type=int, default=1, help="fresh pairs of processes; default: %(default)s")
     parser.add_argument("--out", type=Path)
     wanted = parser.parse_args()
     rows = [Combination(w, m, e) for w in wanted.workloads for e in wanted.executors for m in wanted.methods]
@@ -143,7 +170,7 @@ def main() -> None:
     with checked_out(wanted.old) as old, checked_out(wanted.new) as new:
         for row in rows:
             turn = wanted.turn or max(1, WORKLOADS[row.workload].rounds // 15)
-            found.append(figures(row, measure_turns(row, (old, new), wanted.turns, turn)))
+            found.append(figures(row, measure_pairs(row, (old, new), wanted.turns, turn, wanted.pairs)))
             print(f"{row}: {found[-1]['ratio']}", flush=True)
     if wanted.out:
         measure.write_json(wanted.out, {"machine": about, "old": wanted.old, "new": wanted.new, "rows": found})

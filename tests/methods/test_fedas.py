@@ -166,7 +166,7 @@ def merged(file, **options):
     ]
     weights, reducer = method.weigh(s, replies), method.reducers["delta"](s)
     for reply, weight in zip(replies, weights, strict=True):
-        reducer.add(reply.groups["delta"], replace(reply, weight=weight))
+        reducer.add(reply.groups["delta"], reply._replace(weight=weight))
     s = replace(s, replied=tuple(range(len(replies))))
     found = method.update(s, method.init(s), {"delta": reducer.result()})
     return found["model"], weights

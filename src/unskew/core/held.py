@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,7 +28,7 @@ class HeldReplies:
         size = tree.nbytes(reply.groups) if reply.stack is None else reply.stack.nbytes
         if size > self._left:
             groups = reply.groups if reply.stack is None else reply.stack.take(reply.place)
-            reply = replace(reply, groups=self._write(groups), stack=None)
+            reply = reply._replace(groups=self._write(groups), stack=None)
         else:
             self._left -= size
         self.replies.append(reply)
@@ -70,4 +69,4 @@ class GroupsOnDisk(Mapping[str, Any]):
 def load(reply: Reply) -> Reply:
     """The reply with its groups in memory."""
     groups: Any = reply.groups
-    return replace(reply, groups=groups.read()) if isinstance(groups, GroupsOnDisk) else reply
+    return reply._replace(groups=groups.read()) if isinstance(groups, GroupsOnDisk) else reply

@@ -100,8 +100,8 @@ def show_row(observer: Observer, row: Row) -> None:
 def _copy_plain(value: Any) -> Any:
     """A copy of what JSON can hold; `copy.deepcopy` takes longer than a tiny client's step."""
     if isinstance(value, dict):
-        return {key: _copy_plain(own) for key, own in value.items()}
-    return [_copy_plain(own) for own in value] if isinstance(value, list) else value
+        return {key: _copy_plain(own) if isinstance(own, (dict, list)) else own for key, own in value.items()}
+    return [_copy_plain(own) if isinstance(own, (dict, list)) else own for own in value]
 
 
 def as_observer(watch: Any) -> Observer:

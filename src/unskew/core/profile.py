@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from torch import Tensor
@@ -93,7 +92,7 @@ class Profile:
         self.seconds, self._open = {}, []  # the worker was forked in the middle of something else
         with self.part("evaluation" if job.kind in ("test", "validate", "personal") else "rest"):
             reply = task.work(job)
-        return replace(reply, profile=self.seconds)
+        return reply._replace(profile=self.seconds)
 
     def add(self, seconds: Mapping[str, float]) -> None:
         """Adds what a worker has counted."""

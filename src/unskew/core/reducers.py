@@ -79,8 +79,9 @@ class mean(Reducer):
     def add_stack(self, value: Tree, replies: Sequence[Reply]) -> None:
         """Takes in the trees of many clients at once, [K, ...]."""
         weights = [reply.weight for reply in replies]
-        by, wide = torch.tensor(weights, dtype=torch.float64), _widen(value, self._narrow, torch.float32)
-        sums = {name: (by.to(v.dtype) @ v.reshape(len(by), -1)).view(v.shape[1:]) for name, v in wide.items()}
+        exact, wide = torch.tensor(weights, dtype=torch.float64), _widen(value, self._narrow, torch.float32)
+        by = {dtype: exact.to(dtype) for dtype in {v.dtype for v in wide.values()}}
+        sums = {name: (by[v.dtype] @ v.reshape(len(exact), -1)).view(v.shape[1:]) for name, v in wide.items()}
         whole = sum(weights)
         if sums.keys() == self._sum.keys():
             add_in_place([self._sum[name] for name in sums], list(sums.values()))

@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from torch import Tensor
@@ -107,6 +107,9 @@ class _Exchange:
         """Clients that have had a message, and with it what the network froze."""
         self._before = server
         self._surveyed: Groups | None = None
+        self._common: Groups | None = None
+        """The message, where all clients get the same one."""
+        self._common_size = 0
         self.dropped = [client for client in s.cohort if task.drops_out(s.round, client)]
         self.present = dict.fromkeys(client for client in s.cohort if client not in set(self.dropped))
         self.used: list[int] = []
@@ -152,11 +155,17 @@ class _Exchange:
 
     def message(self, client: int) -> Groups:
         """The client's message, made when it is its turn, and its bytes; what a survey sent is not sent again."""
+        if self._common is not None:
+            self.down[client] = self._common_size
+            self._count_fixed(client, self._common)
+            return self._common
         s = self.seed_layers_for("download", client)
         message: Groups = ask_server(self.task, "download", s, self._before, client, client=client)
         self._refuse_spoilt("download", message, self._before, client)
         if self._surveyed is None:
             self._count(client, message)
+            if self.task.sends_alike:
+                self._common, self._common_size = message, self.down[client]
             self._count_fixed(client, message)
             return message
         s = self.seed_layers_for("brief", client)
@@ -290,7 +299,7 @@ class _Exchange:
         """The replies with the weights that the method's own rule gives them."""
         if not replies:
             return []
-        whole = [reply if reply.stack is None else replace(reply, groups=reply.stack.take(reply.place))
+        whole = [reply if reply.stack is None else reply._replace(groups=reply.stack.take(reply.place))
                  for reply in replies]  # fmt: skip
         self.seed_layers_for("weigh")
         given: Any = ask_weigh(self.task, self.s.read_only(), whole)
@@ -303,7 +312,7 @@ class _Exchange:
             )  # fmt: skip
             raise server_error(fault, self.s.round) from fault
         self._weights = {reply.client: weight for reply, weight in zip(replies, found, strict=True)}
-        return [replace(reply, weight=weight) for reply, weight in zip(replies, found, strict=True)]
+        return [reply._replace(weight=weight) for reply, weight in zip(replies, found, strict=True)]
 
     def _note_shares(self) -> None:
         """How much each client counts in the merged model."""
@@ -326,13 +335,8 @@ class _Exchange:
         sent = reply.groups if reply.stack is None else reply.stack.groups
         size = tree.nbytes(sent) if reply.stack is None else reply.stack.nbytes
         self.up[reply.client] = self.up.get(reply.client, 0) + size + own_weight
-        self._sent.update(sent)
-        unread = sent.keys() - self._read
-        if unread:
-            slot = "survey" if kind == "survey" else "upload"
-            said = f"sends {sorted(unread)} but has no reducer for it; add one"
-            fault = Fault(owner_of(self.task.method, slot), slot, said)
-            raise server_error(fault, self.s.round) from fault
+        if reply.place == 0:  # those of a stack send the same groups
+            self._refuse_unread(kind, sent)
         reply = self._decode(reply) if kind == "train" else reply
         good = tree.all_finite(reply.groups) if reply.finite is None else reply.finite
         if not self._holds:  # else the method's own rule judges it
@@ -354,6 +358,15 @@ class _Exchange:
             self.rows.append(self._row(reply, used=True))
         return reply
 
+    def _refuse_unread(self, kind: Kind, sent: Groups) -> None:
+        """A fault where a method sends what it has no reducer for; notes what is sent."""
+        self._sent.update(sent)
+        if unread := sent.keys() - self._read:
+            slot = "survey" if kind == "survey" else "upload"
+            said = f"sends {sorted(unread)} but has no reducer for it; add one"
+            fault = Fault(owner_of(self.task.method, slot), slot, said)
+            raise server_error(fault, self.s.round) from fault
+
     def _compare_shapes(self, slot: str, reply: Reply) -> None:
         """Refuses a reply whose tensors are not like those before it, where a reducer would broadcast or convert."""
         own = reply.groups if reply.stack is None else reply.stack.take(reply.place)
@@ -374,13 +387,13 @@ class _Exchange:
             return reply
         if wire.is_foreign:
             groups = reply.groups if reply.stack is None else reply.stack.take(reply.place)
-            return replace(reply, groups=self._ask_wire(wire, reply.client, groups), stack=None, place=0, finite=None)
+            return reply._replace(groups=self._ask_wire(wire, reply.client, groups), stack=None, place=0, finite=None)
         if reply.stack is None:
-            return replace(reply, groups=wire.decode(reply.groups), finite=None)
+            return reply._replace(groups=wire.decode(reply.groups), finite=None)
         if self._decoded is None or self._decoded[0] is not reply.stack:
             self._decoded = reply.stack, *reply.stack.decode(wire)
         _, stack, finite = self._decoded
-        return replace(reply, stack=stack, finite=finite[reply.place])
+        return reply._replace(stack=stack, finite=finite[reply.place])
 
     def _ask_wire(self, wire: Wire, client: int, groups: Groups) -> Groups:
         """What somebody's processors read; they draw the same numbers whoever works between their calls."""
@@ -487,7 +500,7 @@ def _merge(replies: list[Reply], accumulators: list[tuple[str, Reducer]]) -> Non
                     reducer.add_stack(stack.groups[group], some)
         else:
             for reply in some:
-                _add(replace(reply, groups=stack.take(reply.place)), accumulators)
+                _add(reply._replace(groups=stack.take(reply.place)), accumulators)
 
 
 def _add(reply: Reply, accumulators: list[tuple[str, Reducer]]) -> None:

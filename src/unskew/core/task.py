@@ -16,7 +16,7 @@ from unskew.base.settings import LocalSettings
 from unskew.base.tree import Groups
 from unskew.core import local_loop, visit
 from unskew.core.checks.watching import is_foreign
-from unskew.core.context import BufferPolicy, ClientContext, ServerContext, Steps
+from unskew.core.context import BufferPolicy, ClientContext, Context, ServerContext, Steps
 from unskew.core.device import Device
 from unskew.core.jobs import Job, Reply, StateStore, Wire
 from unskew.core.method import Method
@@ -96,6 +96,16 @@ class Task:
         return self.own_slots | {"train"} if is_foreign(parts) else frozenset()
 
     @cached_property
+    def sends_alike(self) -> bool:
+        """Whether all clients get the same message: the default one, with nothing said after a survey."""
+        return not self.guarded_slots and not self.method.survey_reducers and "download" not in self.own_slots
+
+    @cached_property
+    def reads_sent(self) -> bool:
+        """Whether a slot may look at what `upload` gave; the defaults do not."""
+        return not self.own_slots.isdisjoint({"keep", "weight"})
+
+    @cached_property
     def foreign_parts(self) -> tuple[Component, ...]:
         """Methods and terms from outside the package: frozen, so that nothing may be kept in them."""
         parts = (*walk_nested(self.method), *self.method.used_terms())
@@ -152,6 +162,11 @@ class Task:
     def keeps_previous(self) -> bool:
         """Whether clients remember their model for a term that needs it."""
         return "previous" in self.needs
+
+    @cached_property
+    def blanks(self) -> dict[type[Context], Context]:
+        """Contexts of each kind with what is the same in every visit, for visit.py to fill in."""
+        return {}
 
     @cached_property
     def steps(self) -> Steps:

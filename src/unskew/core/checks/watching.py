@@ -9,7 +9,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -249,7 +248,7 @@ class WatchedReducer:
         if not _adds_stacks(type(self._reducer)):
             for place, reply in enumerate(replies):
                 own = {name: tensor[place] for name, tensor in value.items()}
-                self.add(own, replace(reply, groups=stack.take(reply.place)))
+                self.add(own, reply._replace(groups=stack.take(reply.place)))
             return
         self._seed(replies[0].client)
         guard = self._guard()

@@ -79,7 +79,7 @@ class Worker:
         self.inputs.clear()
         message = map_groups(lambda value: self._put(value, is_shared(value)), job.message)
         state = map_groups(lambda value: self._put(value, False), job.state)
-        self._header = json.dumps({**vars(job), "message": message, "state": state}).encode()
+        self._header = json.dumps({**job._asdict(), "message": message, "state": state}).encode()
         self.post()
 
     def _put(self, value: Tensor, for_all: bool) -> tuple[Any, ...]:
@@ -193,7 +193,9 @@ def _answer(task: Task, job: Job, replies: SharedTensors) -> dict[str, Any]:
     try:
         reply = task.profile.work(task, job) if task.profile else task.work(job)
         replies.clear()
-        return {**vars(reply), "groups": replies.write(reply.groups), "state": replies.write(reply.state)}
+        plain = {"diagnostics": dict(reply.diagnostics), "profile": dict(reply.profile)}
+        groups, state = replies.write(reply.groups), replies.write(reply.state)
+        return {**reply._asdict(), **plain, "groups": groups, "state": state}
     except InputError as error:
         return {"error": one_line(error), "input": True}
     except (*CAUGHT, KeyboardInterrupt) as error:  # no signal's: they are ignored here

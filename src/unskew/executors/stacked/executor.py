@@ -120,10 +120,9 @@ class Stacked:
 
     def _split_by_groups(self, jobs: list[Job]) -> list[list[int]]:
         """The places of jobs whose clients have the same groups in their states."""
-        everyone = list(range(len(jobs)))
-        given = [split_state(job.state, WIRE)[0] for job in jobs]
+        given = [split_state(job.state, WIRE)[0] for job in jobs] if any(job.state for job in jobs) else [{}]
         if len({tuple(state) for state in given}) == 1:
-            return [everyone]
+            return [list(range(len(jobs)))]
         kinds: dict[tuple[str, ...], list[int]] = {}
         for place, state in enumerate(self._states(jobs, [self.task.federation.train(job.client) for job in jobs])):
             kinds.setdefault(tuple(state), []).append(place)
@@ -143,8 +142,7 @@ class Stacked:
         drawn = torch.default_generator.get_state() if foreign else None
         guard = Guard() if task.has_foreign_model else None
         with lanes, self._layers.replace(lanes, jobs):
-            job = replace(
-                jobs[0],
+            job = jobs[0]._replace(
                 client=cast("int", lanes.wrap(torch.tensor(clients, device=device))),
                 message=task.device.to_device(lanes.wrap_groups([job.message for job in jobs])),
                 state=task.device.to_device(lanes.wrap_groups(states)),
@@ -167,12 +165,14 @@ class Stacked:
 
     def _states(self, jobs: list[Job], own: list[LocalData]) -> list[Groups]:
         """Each client's state; who comes for the first time gets its initial one, as if it were alone."""
+        if not any(job.state for job in jobs):
+            return [{} for _ in jobs]
         states, memories = (list(parts) for parts in zip(*(split_state(job.state, WIRE) for job in jobs), strict=True))
         if any(states) and not all(states):
             for place, (job, data) in enumerate(zip(jobs, own, strict=True)):
                 if not states[place]:
                     seeds.seed_layers(self.task.seed, f"layers/{job.kind}", job.round, job.client)
-                    states[place] = first_state(self.task, replace(job, state={}), data)
+                    states[place] = first_state(self.task, job._replace(state={}), data)
         known: Groups = next((memory for memory in memories if memory), {})
         nothing = {group: tree.zeros_like(kept) for group, kept in known.items()}
         return [{**state, **(memory or nothing)} for state, memory in zip(states, memories, strict=True)]
