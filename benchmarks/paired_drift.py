@@ -1,0 +1,169 @@
+"""Does feedback in a layer lower drift? FLFA's claim, without the noise of two trajectories.
+
+    python -m benchmarks.paired_drift FOLDER [--dataset BloodMNIST] [--seed 0] [--before 20] [--rounds 2] [--layers 8]
+
+FedAvg with the paper's protocol (recipes/flfa.py) plays `before` rounds. Then each of some more rounds is played again
+and again from the same model, with the same clients and batches: as it is, and with feedback in one layer at a time.
+What differs is the feedback alone. The layers are spread evenly over the order of their similarity z^l (eq. 14) in the
+round before, from the least to the most alike; the first layer of the network, where feedback changes nothing, is left
+out. FOLDER keeps the model of every round and a line for each figure; stopped, it goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+from rich.console import Console
+from rich.table import Table
+from safetensors.torch import load_file, save_file
+
+from unskew import registries
+from unskew.base.process import prepare_process
+from unskew.base.tree import Groups
+from unskew.core.per_client import MemoryStore
+from unskew.core.reducers import Reducers
+from unskew.core.round_loop import Round, rounds
+from unskew.core.task import Task
+from unskew.executors.serial import Serial
+from unskew.measures.drift import Drift, local_drift
+from unskew.measures.updates import Updates
+from unskew.methods.flfa.selection import similarity
+from unskew.recipes.flfa import run_on
+from unskew.runs import building
+
+
+class Alike(Drift):
+    """Drift, and how alike the layers' updates are."""
+
+    def reducers(self) -> Reducers:
+        """Both see every client's `delta`."""
+        return {"drift": ("delta", Updates), "similarity": ("delta", similarity)}
+
+
+class Study:
+    """FedAvg's models round by round, and rounds that are played from them."""
+
+    def __init__(self, dataset: str, seed: int, folder: Path) -> None:
+        self._run = replace(run_on("FedAvg", dataset, False), seed=seed)
+        self._data = building.prepare_data(self._run)
+        self._partition = building.cut(self._run.resolve(self._data), self._data)
+        self._plain = self._make_task("fedavg")
+        self._folder = folder
+
+    def _make_task(self, method: str) -> Task:
+        run = replace(self._run, method=registries.methods.build(method)).resolve(self._data)
+        task = building.make_task(run, self._data, self._partition)
+        return replace(task, observers=(Alike(),), server_store=MemoryStore())
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """The layers that can have feedback, in the network's order."""
+        return tuple(self._plain.net.names.layers)
+
+    def play(self, number: int, server: Groups, layer: str = "") -> tuple[Round, dict[str, Any]]:
+        """One round from this state of the server, with feedback in a layer if one is named; and its figures."""
+        task, began = self._plain, time.perf_counter()
+        if layer:
+            task = self._make_task(f"flfa(fedavg, select=fixed:{layer})")
+            server = {**task.method.init(task.server_context(0)), **server}
+        done = next(rounds(task, Serial(task), MemoryStore(), server, number, number))
+        updates, alike = (cast("Any", done.observed[name]) for name in ("drift", "similarity"))
+        seconds = time.perf_counter() - began
+        found = {"round": number, "layer": layer, "drift": local_drift(updates), "seconds": seconds}
+        return done, found | {"z": {name: float(z) for name, z in alike.result().items()}}
+
+    def reach(self, number: int) -> Groups:
+        """The server's state after so many rounds of FedAvg; played only where the folder does not have it."""
+        have = [k for k in range(number, 0, -1) if self._file(k).exists()][:1] or [0]
+        server = self._load(have[0]) if have[0] else self._plain.method.init(self._plain.server_context(0))
+        for k in range(have[0] + 1, number + 1):
+            done, found = self.play(k, server)
+            server = done.server
+            self._save(k, server)
+            self.note(found)
+            print(f"round {k}: drift {found['drift']:.4g}, {found['seconds']:.0f} s", flush=True)
+        return server
+
+    def _file(self, number: int) -> Path:
+        return self._folder / f"after-{number}.safetensors"
+
+    def _load(self, number: int) -> Groups:
+        flat = load_file(self._file(number))
+        return {group: {name.partition("/")[2]: value for name, value in flat.items() if name.startswith(f"{group}/")}
+                for group in ("model", "buffers")}  # fmt: skip
+
+    def _save(self, number: int, server: Groups) -> None:
+        whole = self._file(number).with_suffix(".part")
+        flat = {f"{group}/{name}": value for group, own in server.items() for name, value in own.items()}
+        save_file({name: value.contiguous() for name, value in flat.items()}, whole)
+        whole.rename(self._file(number))
+
+    def note(self, found: dict[str, Any]) -> None:
+        """Keeps a figure."""
+        with (self._folder / "figures.jsonl").open("a") as file:
+            file.write(json.dumps(found) + "\n")
+
+    def read(self) -> dict[tuple[int, str], dict[str, Any]]:
+        """The figures so far, by round and layer."""
+        path = self._folder / "figures.jsonl"
+        lines = (
+            [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")] if path.exists() else []
+        )
+        return {(line["round"], line["layer"]): line for line in lines}
+
+
+def spread_over(z: dict[str, float], count: int) -> list[str]:
+    """So many layers, evenly spread over their order from the least to the most alike."""
+    order = sorted(z, key=lambda layer: z[layer])
+    return [order[round(k * (len(order) - 1) / max(1, count - 1))] for k in range(min(count, len(order)))]
+
+
+def show(study: Study, layers: list[str], played: list[int], console: Console) -> None:
+    """For each layer the change of drift in every round, and their mean."""
+    found = study.read()
+    table = Table("layer", "z before", *(f"round {k}" for k in played), "mean change of drift")
+    for layer in layers:
+        both = [(found.get((k, "")), found.get((k, layer))) for k in played]
+        changes = [100 * (own["drift"] / plain["drift"] - 1) if plain and own else None for plain, own in both]
+        known = [change for change in changes if change is not None]
+        said = [f"{change:+.1f} %" if change is not None else "" for change in changes]
+        z = found[played[0] - 1, ""]["z"][layer]
+        table.add_row(layer, f"{z:.3f}", *said, f"{statistics.mean(known):+.1f} %" if known else "")
+    console.print(table)
+
+
+def main() -> None:
+    """Plays, notes, shows."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--dataset", default="BloodMNIST", help="a column of FLFA's Table 1")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--before", type=int, default=20, help="rounds of FedAvg before the comparison")
+    parser.add_argument("--rounds", type=int, default=2, help="rounds that are compared")
+    parser.add_argument("--layers", type=int, default=8)
+    wanted = parser.parse_args()
+    wanted.folder.mkdir(parents=True, exist_ok=True)
+    with prepare_process(1):
+        study = Study(wanted.dataset, wanted.seed, wanted.folder)
+        server = study.reach(wanted.before)
+        z = study.read()[wanted.before, ""]["z"]
+        layers = spread_over({layer: z[layer] for layer in study.layers[1:] if layer in z}, wanted.layers)
+        played = list(range(wanted.before + 1, wanted.before + wanted.rounds + 1))
+        for number in played:
+            for layer in layers:
+                if (number, layer) not in study.read():
+                    _, found = study.play(number, server, layer)
+                    study.note(found)
+                    print(f"round {number}, {layer}: drift {found['drift']:.4g}, {found['seconds']:.0f} s", flush=True)
+            server = study.reach(number)
+            show(study, layers, played, Console(width=110))
+
+
+if __name__ == "__main__":
+    main()
