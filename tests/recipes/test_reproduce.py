@@ -7,18 +7,31 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from unskew.base.errors import InputError
+from unskew.measures.base import build_all
 from unskew.recipes import PAPERS, find, list_tables
 from unskew.recipes.base import Cell, Computed, Printed
 from unskew.recipes.queue import read_queue
-from unskew.recipes.reproduce import Compared, Data, choose_seeds, compare_figures, judge, make_plan, noise_of, play
+from unskew.recipes.reproduce import (
+    Compared,
+    Data,
+    choose_seeds,
+    compare_figures,
+    identify,
+    judge,
+    make_plan,
+    noise_of,
+    play,
+)
 from unskew.recipes.scales import scale_run
 
 T3, T4 = find("fedas/t3"), find("fedas/t4")
+FIGURES = [figure for paper in PAPERS.values() for figure in paper.figures.values()]
 
 
 @pytest.fixture
@@ -179,7 +192,7 @@ def test_relative_figures_need_both_runs(no_data):
     figures = compare_figures(plan, found)
     assert all(figure.values[0] > 0 for figure in figures)
     fedavg = next(run for run in plan.runs if run.method.name == "fedavg")
-    del found[fedavg.seed, fedavg.hash]
+    del found[identify(fedavg)]
     assert all(not figure.values for figure in compare_figures(plan, found))
 
 
@@ -242,6 +255,30 @@ def test_every_table_runs_at_smoke(no_data, table):
         assert all(math.isfinite(value) for value in figure.values if isinstance(value, float))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("figure", FIGURES, ids=lambda own: own.id)
+def test_every_figure_is_drawn_at_smoke(no_data, figure):
+    """Every line has points: what is drawn was measured."""
+    words = command(figure.id, "--scale", "smoke", "--out", str(no_data / "out"))
+    done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    assert "nothing to draw" not in done.stderr + done.stdout
+    folder = no_data / "out" / "smoke" / figure.id.replace("/", "-")
+    assert (folder / "figure.png").stat().st_size > 5000
+    assert len((folder / "data.csv").read_text().splitlines()) > 1
+
+
+def test_a_run_that_measures_something_else_is_another_one(no_data):
+    """Measures change no result and are no part of the hash, but a run has only what it measured."""
+    data, run = Data(), scale_run(T3.paper, T3.recipe(T3.printed[0].keys).run, "smoke", False)
+    measured = replace(run, measure=build_all(["drift"]))
+    assert run.hash == measured.hash
+    found = play([run, measured, run], no_data / "out", data)
+    assert ["drift" in done.rounds[-1].get("measures", {}) for done in found.values()] == [False, True]
+    again = play([measured], no_data / "out", data)[identify(measured)]
+    assert again.rounds == found[identify(measured)].rounds
+
+
 # ------------------------------------------------------------------------------------------ the queue
 
 
@@ -281,7 +318,6 @@ def test_the_record_of_a_table(no_data, capsys):
 @pytest.mark.parametrize("name", ["fedas/t3", "fedaf/t1", "fedsol/t9"])
 def test_estimates_grow_with_the_work(no_data, name):
     """Twice the rounds take twice as long and send twice as much; full takes longer than a trial of seconds."""
-    from dataclasses import replace
 
     from unskew.recipes.estimate import estimate, try_out
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -26,6 +27,7 @@ from unskew.recipes.queue import list_places, plan_all, read_queue, work
 from unskew.recipes.reproduce import (
     Compared,
     Data,
+    Identity,
     Plan,
     check_anything_runs,
     compare_figures,
@@ -38,6 +40,8 @@ from unskew.recipes.scales import describe
 from unskew.report import reproduction
 from unskew.runs.config import Run
 from unskew.runs.folder import RunFolder
+
+log = logging.getLogger(__name__)
 
 Name = Annotated[str | None, typer.Argument(help="a table or figure, such as fedas/t3 or fedsol/fig3; none: the list")]
 
@@ -105,9 +109,7 @@ def reproduce(
     console.print(f"\nin {folder}: {', '.join(names)}; the runs are in {out / scale / 'runs'}", soft_wrap=True)
 
 
-def write_table(
-    plan: Plan, finished: dict[tuple[int, str], Finished], out: Path
-) -> tuple[list[Compared], list[str], Path]:
+def write_table(plan: Plan, finished: Mapping[Identity, Finished], out: Path) -> tuple[list[Compared], list[str], Path]:
     """The figures, and the files that were written, in their folder."""
     figures = compare_figures(plan, finished)
     folder = out / plan.scale / plan.table.id.replace("/", "-")
@@ -212,6 +214,8 @@ def make_figure(figure: Figure, scale: Scale, out: Path, data: Data, quiet: bool
     console.print(f"{figure.id}: {figure.title}. {drawn.note}", soft_wrap=True)
     for line in (f"scale {scale}: {describe(figure.paper, scale)}", *dict.fromkeys(notes)):
         console.print(line, style="dim", soft_wrap=True)
+    for name in [name for name, points in drawn.lines.items() if not points]:
+        log.warning("%s: nothing to draw for '%s': its runs have no such figure", figure.id, name)
     console.print(f"in {folder}: figure.png, data.csv", soft_wrap=True)
 
 

@@ -11,14 +11,20 @@ from unskew.measures.base import Figures, measures
 from unskew.measures.features import FeatureMeasure
 
 
-def effective_rank(features: Tensor) -> float:
-    """exp(entropy(sigma / sum sigma)) of the singular values of the covariance matrix; 0 if nothing varies.
+def spectrum(features: Tensor) -> Tensor:
+    """The eigenvalues of the features' covariance matrix times their number, rising; at most as many as samples.
 
-    The covariance's scale cancels, and the smaller of the two Gram matrices has all of its eigenvalues that are not 0.
+    The smaller of the two Gram matrices has all of them that are not 0.
     """
     centred = features - features.mean(0)
     gram = centred @ centred.T if len(centred) < centred.shape[1] else centred.T @ centred
-    values = torch.linalg.eigvalsh(gram).clamp(min=0)
+    values: Tensor = torch.linalg.eigvalsh(gram)
+    return values.clamp(min=0)
+
+
+def effective_rank(features: Tensor) -> float:
+    """exp(entropy(sigma / sum sigma)) of the singular values of the covariance matrix; 0 if nothing varies."""
+    values = spectrum(features)  # their scale cancels
     total = values.sum()
     if total <= 0:
         return 0.0
@@ -41,3 +47,14 @@ class Rank(FeatureMeasure):
     def measure(self, features: Tensor, y: Tensor) -> Figures:
         """`rank_covariance` and `rank_correlation`."""
         return {"rank_covariance": effective_rank(features), "rank_correlation": correlation_rank(features)}
+
+
+@measures.register("spectrum")
+class Spectrum(FeatureMeasure):
+    """All eigenvalues of the features' covariance matrix, the largest first (FedBlade, Fig. 2)."""
+
+    names: ClassVar[tuple[str, ...]] = ("spectrum",)
+
+    def measure(self, features: Tensor, y: Tensor) -> Figures:
+        """`spectrum`, a list."""
+        return {"spectrum": (spectrum(features) / len(features)).flip(0).tolist()}

@@ -80,6 +80,16 @@ def ablate(row: Keys) -> Cell:
     )
 
 
+@PAPER.figure("fig3a", "5 % of the parameters taken from the received model, CIFAR-10, beta = 0.1, P = 0.4")
+def draw_replaced(play: Play) -> Drawn:
+    """Fig. 3a: those of the highest Fisher information against random ones, on the clients' own training samples."""
+    run = replace(run_online("fedas", "CIFAR-10", "0.1", "0.4"), measure=build_all(["replaced"]))
+    done, names = play(run), {"none": "none", "highest Fisher": "fisher", "random": "random"}
+    found = [readers.measured(f"replaced_{key}")(done) or 0.0 for key in names.values()]
+    points = [(float(place), 100 * value) for place, value in enumerate(found)]
+    return Drawn({"last round": points}, "replaced", "accuracy (%)", "bar", tuple(names), "the paper: a large drop")
+
+
 @PAPER.figure("fig3b", "the trace of the Fisher information over the rounds, CIFAR-10, beta = 0.1, P = 0.4")
 def draw_traces(play: Play) -> Drawn:
     """Fig. 3b: the mean over all clients; one that is offline keeps the trace of its last visit."""

@@ -6,6 +6,7 @@ prototypes; the time of each loss.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -173,6 +174,31 @@ HARD = {"dataset": "CIFAR-100", "alpha": "0.05"}
 DECORRELATIONS = {"LDDecorr": "fedblade", "FedDecorr's": "fedblade(decorrelation=feddecorr)"}
 
 
+def name_in(space: str, figure: str) -> str:
+    """How a measure names its figure of a space."""
+    return figure if space == "extractor" else f"{space}_{figure}"
+
+
+def draw_spectrum(space: str) -> Any:
+    """Figs. 2 and 10: the eigenvalues of the features' covariance after the last round, the largest first."""
+
+    def sketch(play: Play) -> Drawn:
+        lines = {}
+        for name, method in DECORRELATIONS.items():
+            done = play(run_split(method, HARD, measure=f"spectrum(every=1000, space={space})"))
+            values = readers.listed(name_in(space, "spectrum"))(done)
+            lines[name] = [(float(place), math.log10(value)) for place, value in enumerate(values, 1) if value > 0]
+        return Drawn(lines, "eigenvalue, from the largest", "log10", note="the paper: LDDecorr has the higher tail")
+
+    return sketch
+
+
+PAPER.figure("fig2", "the spectrum of the projector's output, CIFAR-100, Dirichlet 0.05")(draw_spectrum("projector"))
+PAPER.figure("fig10", "the spectrum of the extractor's output (our reading), CIFAR-100, Dirichlet 0.05")(
+    draw_spectrum("extractor")
+)
+
+
 @PAPER.figure("fig3", "FedBlade with LDDecorr and with FedDecorr's loss, CIFAR-100, Dirichlet 0.05")
 def draw_decorrelations(play: Play) -> Drawn:
     """Fig. 3: accuracy."""
@@ -186,7 +212,7 @@ def draw_rank(space: str) -> Any:
     def sketch(play: Play) -> Drawn:
         measure = f"rank(every=20, space={space})"
         lines = {
-            name: readers.curve(play(run_split(method, HARD, measure=measure)), "rank_correlation")
+            name: readers.curve(play(run_split(method, HARD, measure=measure)), name_in(space, "rank_correlation"))
             for name, method in {**DECORRELATIONS, "none": "fedblade(decorrelation=none)"}.items()
         }
         return Drawn(lines, "round", f"effective rank, {space}", note="the paper: LDDecorr's is higher")

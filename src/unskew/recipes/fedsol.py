@@ -274,6 +274,15 @@ def draw_radius(play: Play) -> Drawn:
     )
 
 
+@PAPER.figure("fig5", "the scale Lambda of the perturbation by layer, CIFAR-10, LDA 0.1")
+def draw_scales(play: Play) -> Drawn:
+    """Fig. 5: its mean over a layer's parameters and over clients, after the last round."""
+    found = readers.listed("scales")(play(run_on(METHODS["FedSOL"], measure="scales")))
+    points = [(float(place), value) for place, value in enumerate(found)]
+    layers = tuple(str(place) for place in range(1, len(found) + 1))
+    return Drawn({"FedSOL": points}, "layer", "mean of Lambda", "bar", layers, "the paper: larger in later layers")
+
+
 def measure_over_rounds(measure: str, name: str, y: str, note: str, methods: Sequence[str], **more: Any) -> Any:
     """A figure of one measure over the rounds."""
 

@@ -103,6 +103,17 @@ def measured(name: str) -> Read:
     return read
 
 
+def listed(name: str) -> Callable[[Finished], list[float]]:
+    """A measure that is a list or has a value for each layer, of the last round that has it; empty if none does."""
+
+    def read(finished: Finished) -> list[float]:
+        found = [row["measures"][name] for row in finished.rounds if row.get("measures", {}).get(name)]
+        values = found[-1] if found else []
+        return [float(value) for value in (values.values() if isinstance(values, dict) else values)]
+
+    return read
+
+
 def megabytes_up(finished: Finished) -> float:
     """What a client sends in a round, in MB of 2^20 bytes."""
     done = [row for row in finished.rounds if row["round"] > 0]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -59,7 +60,7 @@ class Plan:
     def runs(self) -> list[Run]:
         """The distinct runs, in the order of the table, seed by seed."""
         wanted = [run for job in self.jobs if not job.missing for run in (job.run, job.against) if run is not None]
-        return list({(run.seed, run.hash): run for run in wanted}.values())
+        return list({identify(run): run for run in wanted}.values())
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,14 @@ class Data:
         return run.resolve(building.prepare_data(run, dataset=self.load(run.data)))
 
 
+Identity = tuple[int, str, str]
+
+
+def identify(run: Run) -> Identity:
+    """What tells runs apart: seed, hash, and what is measured."""
+    return run.seed, run.hash, ",".join(map(str, run.measure))
+
+
 def make_plan(table: Table, scale: Scale, rows: str | None, columns: str | None, seeds: int | None, data: Data) -> Plan:
     """The runs that give these figures of a table, as far as their data are here."""
     figures = table.select(rows, columns)
@@ -166,8 +175,8 @@ def place(paper: Paper, run: Run, scale: Scale, data: Data, images_matter: bool 
 
 
 @neutral_torch()
-def play(runs: Sequence[Run], out: Path, data: Data, watch: Watch | None = None) -> dict[tuple[int, str], Finished]:
-    """Every run, finished ones read back, interrupted ones resumed; by seed and hash of the unresolved run."""
+def play(runs: Sequence[Run], out: Path, data: Data, watch: Watch | None = None) -> dict[Identity, Finished]:
+    """Every run, finished ones read back, interrupted ones resumed; by the identity of the unresolved run."""
     found = {}
     for number, run in enumerate(runs, 1):
         resolved = data.resolve(run)
@@ -175,21 +184,25 @@ def play(runs: Sequence[Run], out: Path, data: Data, watch: Watch | None = None)
         place = place_of(resolved, out)
         cell = run_cell(resolved, place, data.load(run.data), seen)
         rows = list(RunFolder(place).client_rows())
-        found[run.seed, run.hash] = Finished(resolved, cell.summary, cell.rounds, rows)
+        found[identify(run)] = Finished(resolved, cell.summary, cell.rounds, rows)
     return found
 
 
-def read_back(runs: Sequence[Run], out: Path, data: Data) -> dict[tuple[int, str], Finished]:
+def read_back(runs: Sequence[Run], out: Path, data: Data) -> dict[Identity, Finished]:
     """The runs that are finished; nothing is run."""
     return play([run for run in runs if RunFolder(place_of(data.resolve(run), out)).finished], out, data)
 
 
 def place_of(resolved: Run, out: Path) -> Path:
-    """The folder of a run: tables share it."""
-    return out.absolute() / "runs" / f"{resolved.method.name}-{resolved.data.name}-seed{resolved.seed}-{resolved.hash}"
+    """The folder of a run: tables share it, but for runs that measure something else."""
+    name = f"{resolved.method.name}-{resolved.data.name}-seed{resolved.seed}-{resolved.hash}"
+    if resolved.measure:  # no part of the hash, as it changes no result; but a run has only what it measured
+        digest = hashlib.blake2b(identify(resolved)[2].encode(), digest_size=3).hexdigest()
+        name = "-".join((name, *(measure.name for measure in resolved.measure), digest))
+    return out.absolute() / "runs" / name
 
 
-def compare_figures(plan: Plan, finished: dict[tuple[int, str], Finished]) -> list[Compared]:
+def compare_figures(plan: Plan, finished: Mapping[Identity, Finished]) -> list[Compared]:
     """Each printed figure with ours."""
     jobs: dict[int, list[Job]] = {}
     for job in plan.jobs:
@@ -207,19 +220,19 @@ def compare_figures(plan: Plan, finished: dict[tuple[int, str], Finished]) -> li
             mark = judge(plan, printed, values) if plan.scale == "full" else "other scale"
             figures.append(Compared(printed, values, mark))
         else:
-            done = any((job.seed, job.run.hash) in finished for job in own)
+            done = any(identify(job.run) in finished for job in own)
             figures.append(Compared(printed, (), "no figure" if done else "not run", own[0].missing))
     return figures
 
 
-def _values(job: Job, finished: dict[tuple[int, str], Finished]) -> Iterator[float]:
-    run = finished.get((job.seed, job.run.hash))
+def _values(job: Job, finished: Mapping[Identity, Finished]) -> Iterator[float]:
+    run = finished.get(identify(job.run))
     value = job.cell.read(run) if run else None
     if value is None or job.against is None:
         if value is not None:
             yield value
         return
-    other = finished.get((job.seed, job.against.hash))
+    other = finished.get(identify(job.against))
     base = job.cell.read(other) if other else None
     if base and value:
         yield base / value if job.cell.inverse else value / base

@@ -11,7 +11,7 @@ from typing import Any
 from unskew.base.json_text import to_json
 from unskew.measures.rounds_to import accuracy_of
 from unskew.recipes.base import Drawn, Finished
-from unskew.recipes.reproduce import Compared, Plan
+from unskew.recipes.reproduce import Compared, Plan, identify
 from unskew.recipes.scales import describe
 from unskew.report.curves import COLOURS, STYLES, plot_curves
 
@@ -102,7 +102,7 @@ def collect_curves(plan: Plan, finished: Mapping[Any, Finished]) -> dict[str, li
     """The accuracy over rounds of each cell that was run, a curve per seed; of global models, else pooled."""
     curves: dict[str, list[list[tuple[int, float]]]] = {}
     for job in plan.jobs:
-        run = finished.get((job.seed, job.run.hash))
+        run = finished.get(identify(job.run))
         name = f"{job.printed.row}; {job.printed.column}" if len(plan.table.columns) else job.printed.row
         if run is None or len(curves.get(name, [])) >= len(plan.seeds):
             continue
