@@ -105,7 +105,7 @@ def _order(by_method: Mapping[str, list[CellResult]], own: Sequence[str], key: s
 
 
 def _explain_accuracy(key: str, mixed: bool, personal: bool, seeds: int) -> list[str]:
-    how = f"{key.replace('_', ' ')}; mean ± sample standard deviation, {seeds} seed(s)"
+    how = f"{key.replace('_', ' ')}; mean ± sample standard deviation, {count_of(seeds, 'seed')}"
     if not mixed:
         where = "pooled over the clients' own test sets" if personal else "on the global test set"
         return [f"accuracy: {where}, {how}"]
