@@ -13,6 +13,7 @@ from typing import Any
 from unskew.base.registry import construct
 from unskew.recipes import readers
 from unskew.recipes.base import Cell, Computed, Drawn, Keys, Paper, Play, make_run
+from unskew.recipes.toy import walk_both
 from unskew.runs.config import Run, cohort_size
 
 METHODS = {
@@ -281,6 +282,15 @@ def draw_scales(play: Play) -> Drawn:
     points = [(float(place), value) for place, value in enumerate(found)]
     layers = tuple(str(place) for place in range(1, len(found) + 1))
     return Drawn({"FedSOL": points}, "layer", "mean of Lambda", "bar", layers, "the paper: larger in later layers")
+
+
+@PAPER.figure("toy", "App. L: a client's two parameters, from where it wants to be, with the server at (0, 0)")
+def draw_toy(play: Play) -> Drawn:
+    """4000 steps of gradient descent at 0.01; nothing is trained on data, so that every scale gives the same."""
+    lines = {name: path[::40] for name, path in walk_both().items()}
+    lines |= {"server": [(0.0, 0.0)], "client's optimum": [(1.0, 1.0)]}
+    note = "the paper: FedSOL ends on the ray to the client's optimum, FedProx does not"
+    return Drawn(lines, "u", "v", "scatter", note=note)
 
 
 def measure_over_rounds(measure: str, name: str, y: str, note: str, methods: Sequence[str], **more: Any) -> Any:
