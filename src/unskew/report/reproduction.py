@@ -129,7 +129,7 @@ def draw(drawn: Drawn, title: str, path: Path) -> None:
 
     figure = Figure(figsize=(7.2, 4.4), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
-    figure.suptitle(title, x=0.01, ha="left", fontsize=10)
+    figure.suptitle("\n".join(textwrap.wrap(title, 84)), x=0.01, ha="left", fontsize=10)
     axes = figure.add_subplot()
     for number, (name, points) in enumerate(drawn.lines.items()):
         xs, ys = zip(*points, strict=True) if points else ((), ())
