@@ -1,13 +1,13 @@
 """What a third trial by a newcomer found: plugins that changed results without a word, or failed with a traceback."""
 
 import sys
-from types import FunctionType
 
 import pytest
 import torch
 from torch import nn
 
 import unskew
+from trials import equal, play, register
 from unskew import Measure, Method, Processor, param, registries
 from unskew.base import plugins
 from unskew.base.errors import InputError, SlotError
@@ -16,32 +16,7 @@ from unskew.models import checks
 from unskew.models.base import build
 from unskew.terms.prox import Prox
 
-SMALL = {"data": "digits", "model": "mlp(hidden=[8])", "clients": 3, "split": "iid", "rounds": 2, "batch": 128}
 EXECUTORS = ["serial", "pool", "stacked"]
-
-
-def register(kind, name, base, **body):
-    """A plugin's class with these functions, which get the names that they have there."""
-    own = {slot: named(slot, value) if isinstance(value, FunctionType) else value for slot, value in body.items()}
-    made = type(name.title(), (base,), {"__module__": "mine", "__doc__": "Mine.", **own})
-    return getattr(registries, kind).register(name)(made)
-
-
-def named(slot, function):
-    code = function.__code__.replace(co_name=slot)
-    return FunctionType(code, function.__globals__, slot, function.__defaults__, function.__closure__)
-
-
-def play(**options):
-    return unskew.run(**{**SMALL, **options})
-
-
-def equal(one, other):
-    return all(
-        torch.equal(value, other.server[group][name])
-        for group in ("model", "buffers")
-        for name, value in one.server[group].items()
-    )
 
 
 def are_near(one, other):

@@ -93,6 +93,11 @@ def copy(a: Tree) -> Tree:
     return {name: value.detach().clone() for name, value in a.items()}
 
 
+def copy_groups(groups: Groups) -> Groups:
+    """Groups whose tensors are free to be changed."""
+    return {group: copy(own) for group, own in groups.items()}
+
+
 def select(a: Tree, names: Iterable[str]) -> Tree:
     """The part of a tree under these names, in the tree's own order."""
     wanted = set(names)

@@ -91,6 +91,8 @@ def reproduce(
         return
     found = find(name)
     if isinstance(found, Figure):
+        _refuse_options_of_tables({"--rows": rows, "--columns": columns, "--seeds": seeds, "--dry-run": dry_run,
+                                   "--json": as_json}, found)  # fmt: skip
         make_figure(found, scale, out, data, quiet)
         return
     plan = make_plan(found, scale, rows, columns, seeds, data)
@@ -107,6 +109,13 @@ def reproduce(
         return
     show_figures(plan, figures)
     console.print(f"\nin {folder}: {', '.join(names)}; the runs are in {out / scale / 'runs'}", soft_wrap=True)
+
+
+def _refuse_options_of_tables(given: Mapping[str, object], figure: Figure) -> None:
+    """Options that a figure does not have must not be passed over: a dry run would train."""
+    for option, value in given.items():
+        if value:
+            raise InputError(f"{option} is for tables, and {figure.id} is a figure; leave it out")
 
 
 def write_table(plan: Plan, finished: Mapping[Identity, Finished], out: Path) -> tuple[list[Compared], list[str], Path]:

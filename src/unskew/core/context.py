@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import torch
@@ -165,6 +164,9 @@ class Context:
     """How many rounds the run has."""
     guarded: bool = False
     """Whether steps are looked at: code from outside the package runs in them."""
+    foreign_model: bool = False
+    """Whether layers are from outside the package: their pass may write into the weights, so that who only looks on
+    gets a copy of them."""
     closely: bool = False
     """Whether contents are compared, too: in the first visit of a process."""
 
@@ -266,12 +268,12 @@ class ClientContext(Context):
     @property
     def num_samples(self) -> Tensor:
         """Training samples of this client; a tensor, because slots may run for many clients at once."""
-        return _count(len(self.data), self.guarded)
+        return _count(len(self.data))
 
     @property
     def num_steps(self) -> Tensor:
         """Optimiser steps taken so far in this visit; a tensor for the same reason."""
-        return _count(self.diagnostics.steps, self.guarded)
+        return _count(self.diagnostics.steps)
 
     @property
     def augmented(self) -> bool:
@@ -403,11 +405,6 @@ class ServerContext(Context):
         return seeds.generator(self.seed, f"server/{purpose}", self.round)
 
 
-def _count(value: int, fresh: bool) -> Tensor:
-    """A whole number as a tensor without dimensions, float64; made anew for code that may change it."""
-    return _make_count.__wrapped__(value) if fresh else _make_count(value)
-
-
-@lru_cache(maxsize=4096)
-def _make_count(value: int) -> Tensor:
+def _count(value: int) -> Tensor:
+    """A whole number as a tensor without dimensions, float64; made anew, as who gets it may change it."""
     return torch.tensor(float(value), dtype=torch.float64)

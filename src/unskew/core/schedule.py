@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
+from torch import Tensor
+
+from unskew.base.errors import InputError, is_from_signal
 from unskew.base.registry import Component, Registry, param
+from unskew.core.checks.faults import CAUGHT, Fault, server_error
 
 
 class Schedule(Component):
@@ -11,6 +18,25 @@ class Schedule(Component):
     def factor(self, done: int) -> float:
         """The factor on the first round's learning rate after `done` rounds."""
         raise TypeError(f"{type(self).__name__} must define factor(done)")
+
+
+def read_factor(schedule: Schedule, done: int) -> float:
+    """What a schedule says, as a plain number; one line where it fails, or gives no factor of a learning rate."""
+    try:
+        found: Any = schedule.factor(done)
+    except InputError:
+        raise
+    except CAUGHT as error:
+        if is_from_signal(error):
+            raise
+        raise server_error(error, done + 1) from error
+    value = found.item() if isinstance(found, Tensor) and found.numel() == 1 else found
+    good = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+    if not good:
+        said = f"must return a finite number from 0 up, got {found!r} after {done} rounds"
+        fault = Fault(schedule, "factor", said)
+        raise server_error(fault, done + 1) from fault
+    return float(value)
 
 
 schedules: Registry[Schedule] = Registry("schedule", Schedule)

@@ -24,7 +24,7 @@ from unskew.core.net import Net
 from unskew.core.observer import Observer
 from unskew.core.per_client import MemoryStore
 from unskew.core.profile import Profile
-from unskew.core.schedule import Schedule
+from unskew.core.schedule import Schedule, read_factor
 from unskew.core.slots import NAMES, overrides
 from unskew.core.term import NotedTerms, Term
 from unskew.core.wrapper import walk_nested
@@ -92,8 +92,11 @@ class Task:
 
         The package's own methods are known to keep to it (tests/contract), and pay nothing.
         """
-        parts = (*walk_nested(self.method), *self.method.used_terms(), *self.client_observers)
-        return self.own_slots | {"train"} if is_foreign(parts) else frozenset()
+        divisions = [method.division for method in walk_nested(self.method)]
+        parts = (*walk_nested(self.method), *self.method.used_terms(), *self.client_observers, *divisions)
+        if not is_foreign(parts):
+            return frozenset()
+        return self.own_slots | {"train"} | ({"download", "upload"} if is_foreign(divisions) else set())
 
     @cached_property
     def sends_alike(self) -> bool:
@@ -189,7 +192,7 @@ class Task:
         times = max(0, round_ - 1)
         if times not in self._decayed:
             self._decayed.clear()  # of one round at a time
-            self._decayed[times] = replace(self.local, lr=self.local.lr * self.schedule.factor(times))
+            self._decayed[times] = replace(self.local, lr=self.local.lr * read_factor(self.schedule, times))
         return self._decayed[times]
 
     @cached_property

@@ -131,10 +131,11 @@ def open_visit(
     own, kept = split_state(job.state, WIRE, PREVIOUS)  # the method sees its own groups only
     job = job._replace(state=own) if kept else job
     c = client_context(task, job, data, steps, kind, **more)
-    _receive(task, job, c)
+    given = c.state
+    _receive(task, c, given)
     if not c.state and (first := slots.init_client(c)):
         c = c.with_fields(state=first)
-        _receive(task, job, c)
+        _receive(task, c, given)
     if task.keeps_previous:
         previous = {what: kept.get(f"{PREVIOUS}{what}", c.initial[what]) for what in ("model", "buffers")}
         c = c.with_fields(previous={**previous, "model": c.add_fixed(previous["model"])})
@@ -159,16 +160,16 @@ def _check_prepared(task: Task, c: ClientContext, prepared: ClientContext) -> No
             raise Fault(wrapper, "prepare", what)
 
 
-def _receive(task: Task, job: Job, c: ClientContext) -> None:
+def _receive(task: Task, c: ClientContext, state: Groups) -> None:
     """Gives a context that no slot has seen yet the model that the visit starts from."""
-    received = {"model": task.method.receive(c), "buffers": _pick_buffers(task, job)}
+    received = {"model": task.method.receive(c), "buffers": _pick_buffers(task, c.message, state)}
     object.__setattr__(c, "received", received)  # a copy of the context for it is felt in tiny visits
 
 
 def first_state(task: Task, job: Job, data: LocalData) -> Groups:
     """What a client's state would be before its first visit, whole: also what the visit keeps for terms."""
     c = client_context(task, job, data)
-    _receive(task, job, c)
+    _receive(task, c, c.state)
     first: Groups = take_slots(task, "open first").init_client(c)
     if not task.keeps_previous:
         return first
@@ -190,7 +191,7 @@ def perform(task: Task, job: Job, c: ClientContext, data: LocalData) -> Work:
     if job.kind == "survey":
         return Work(slots.survey(c), {})
     if job.kind != "personal":
-        return Work({"score": score(slots, c, job.message["model"], data, task.eval_batch)}, {})
+        return Work({"score": score(slots, c, c.message["model"], data, task.eval_batch)}, {})
     c, params = open_personal(c, slots.personalise(c))
     return Work({"score": score(slots, c, params, data, task.eval_batch)}, {})
 
@@ -268,17 +269,21 @@ def client_context(
 ) -> ClientContext:
     """The context of a visit before the method prepared it; for jobs `test` and `validate`, the global model's."""
     steps = steps or task.steps
+    initial = task.initial_on_device
+    if task.has_foreign_model:  # whose forward pass may write into its weights: they are nobody else's
+        job = job._replace(message=tree.copy_groups(job.message), state=tree.copy_groups(job.state))
+        initial = tree.copy_groups(initial)
     more.setdefault("diagnostics", CheckedDiagnostics() if task.guarded_slots else Diagnostics())
     if task.guarded_slots:
         more["closely"] = task.is_first(f"visit {job.kind} {kind.__name__}")
-    own = steps.copy(_pick_buffers(task, job))
+    own = steps.copy(_pick_buffers(task, job.message, job.state))
     policy = task.buffer_policy
     # clients that keep their statistics leave the global model without any
     none = policy == "reset" or (policy == "local" and job.kind in ("test", "validate"))
     return _pick_blank(task, kind).with_fields(
         **_fields_of_round(task, job.round, own, none, steps), client=job.client, message=job.message, state=job.state,
-        data=data, observers=task.client_observers if job.kind == "train" else (), made={}, sent={}, received={},
-        previous={}, **more,
+        initial=initial, data=data, observers=task.client_observers if job.kind == "train" else (), made={}, sent={},
+        received={}, previous={}, **more,
     )  # fmt: skip
 
 
@@ -320,17 +325,17 @@ def _make_blank(task: Task, kind: type[Context]) -> Context:
         names=task.net.names, trainable=task.trainable, steps=task.steps, forward=bind_forward(task.net, {}, False),
         initial=task.initial if at_server else task.initial_on_device, buffer_policy=task.buffer_policy,
         fresh=partial(task.net.fresh, task.initial_on_device), constants=task.net.constants, rounds=task.rounds,
-        guarded=bool(task.guarded_slots), **own,
+        guarded=bool(task.guarded_slots), foreign_model=task.has_foreign_model, **own,
     )  # fmt: skip
 
 
-def _pick_buffers(task: Task, job: Job) -> Tree:
+def _pick_buffers(task: Task, message: Groups, state: Groups) -> Tree:
     """The buffers that a visit starts from."""
-    if task.buffer_policy == "local" and "buffers" in job.state:
-        return job.state["buffers"]
+    if task.buffer_policy == "local" and "buffers" in state:
+        return state["buffers"]
     if task.buffer_policy == "reset":
         return task.initial_on_device["buffers"]
-    return job.message.get("buffers", task.initial_on_device["buffers"])
+    return message.get("buffers", task.initial_on_device["buffers"])
 
 
 def bind_forward(network: Net, own: Tree, batch_statistics: bool) -> Forward:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from unskew.base import seeds
+from unskew.base import seeds, tree
 from unskew.base.errors import InputError
 from unskew.base.registry import Component, Registry
 from unskew.base.tree import Groups, Tree
@@ -116,7 +116,8 @@ class Look:
         """The global model."""
         self.require_global_model()
         s = self.task.server_context(self.round, server=self.server).read_only()
-        return self.task.device.to_device(ask_server(self.task, "publish", s, self.server))
+        found: Groups = self.task.device.to_device(ask_server(self.task, "publish", s, self.server))
+        return tree.copy_groups(found) if self.task.has_foreign_model else found  # a pass may write into it
 
     @cached_property
     def context(self) -> ClientContext:

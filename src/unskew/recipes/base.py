@@ -183,14 +183,18 @@ class Table:
     def select(self, rows: str | None, columns: str | None) -> tuple[Printed, ...]:
         """The figures of these rows (names, by commas) and columns (`P=0.2`, or a word of the column's name)."""
         chosen = self.printed
-        if rows:
-            wanted = _split(rows)
+        if rows is not None:
             known = list(dict.fromkeys(figure.row for figure in self.printed))
+            wanted = _split_rows(rows, known)
+            if not wanted:
+                raise InputError(f"{self.id}: --rows names no row; known: {'; '.join(known)}")
             for word in wanted:
                 if not any(_names(word, row) for row in known):
                     raise InputError(f"{self.id} has no row '{word}'; {nearest(word, known)}")
             chosen = tuple(figure for figure in chosen if any(_names(word, figure.row) for word in wanted))
-        for word in _split(columns) if columns else ():
+        if columns is not None and not _split(columns):
+            raise InputError(f"{self.id}: --columns names no column; give one such as {self.printed[0].column}")
+        for word in _split(columns or ""):
             found = tuple(figure for figure in chosen if self._in_column(word, figure))
             if not found:
                 heads = list(dict.fromkeys(figure.column for figure in self.printed))
@@ -248,6 +252,13 @@ def make_run(protocol: Mapping[str, Any], **more: Any) -> Run:
     for section in ("local", "evaluation"):
         table[section] = {**protocol.get(section, {}), **more.get(section, {})}
     return from_table(table)
+
+
+def _split_rows(text: str, known: Sequence[str]) -> list[str]:
+    """The named rows: by commas; a row whose own name has commas as a whole, several of them by semicolons."""
+    if ";" in text or any(_plain(text) == _plain(row) for row in known):
+        return [word.strip() for word in text.split(";") if word.strip()]
+    return _split(text)
 
 
 def _split(text: str) -> list[str]:

@@ -180,6 +180,7 @@ def make_task(config: Run, data: Dataset, partition: Partition) -> Task:
         device=device,
         wire=wire,
     )
+    _warn_idle_options(config)
     if config.stragglers == 1 and not config.straggler_online:
         log.warning(
             "all clients are stragglers that are never online (stragglers = 1, straggler_online = 0); one of the "
@@ -196,6 +197,18 @@ def make_task(config: Run, data: Dataset, partition: Partition) -> Task:
             if is_foreign([measure]) and not isinstance(bound := measure.bind(task), Observer):
                 raise InputError(f"measure {measure.name}.bind must return an Observer, got {describe(bound)}")
     return task
+
+
+def _warn_idle_options(config: Run) -> None:
+    """Says which options do nothing because of others."""
+    if not config.stragglers and config.straggler_online != Run().straggler_online:
+        log.warning("straggler_online = %g does nothing without stragglers", config.straggler_online)
+    evaluation = config.evaluation
+    if evaluation.local_test != "holdout" and evaluation.holdout != type(evaluation)().holdout:
+        log.warning(
+            "evaluation.holdout = %g is for local_test = holdout and does nothing with local_test = %s",
+            evaluation.holdout, evaluation.local_test,
+        )  # fmt: skip
 
 
 def check_method(config: Run) -> Chain | None:

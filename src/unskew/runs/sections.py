@@ -149,7 +149,8 @@ class Execution(Component):
                 f"execution.compile compiles the steps of executor 'stacked', got '{self.executor}'; "
                 "add --executor stacked"
             )
-        for option, value, needed in (("chunk", self.chunk, "stacked"), ("workers", self.workers, "pool")):
+        idle = (("chunk", self.chunk, "stacked"), ("workers", self.workers, "pool"), ("retries", self.retries, "pool"))
+        for option, value, needed in idle:
             if value and self.executor not in (needed, "auto"):
                 _warn(
                     f"execution.{option} (--{option}) is for executor '{needed}' and does nothing with "

@@ -138,7 +138,12 @@ def _call(task: Task, slot: str, function: Any, given: tuple[Any, ...], guard: G
 def _find_suspect(task: Task, slot: str) -> tuple[Any, str]:
     """Whose code it is that a slot runs: a default of the package's own `train` calls a term or an observer."""
     owner = owner_of(task.method, slot)
-    if slot != "train" or is_foreign([owner]):
+    if is_foreign([owner]):
+        return owner, slot
+    divisions = [method.division for method in walk_nested(task.method)]
+    if slot != "train" and is_foreign(divisions):  # which the package's own slots ask what travels
+        return next(own for own in divisions if is_foreign([own])), "shared"
+    if slot != "train":
         return owner, slot
     beside: list[tuple[Any, str]] = [(term, "__call__") for term in task.method.used_terms()]
     beside += [(observer, "step") for observer in task.client_observers]

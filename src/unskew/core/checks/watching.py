@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 from typing_extensions import Unpack
 
-from unskew.base import seeds
+from unskew.base import seeds, tree
 from unskew.base.errors import InputError
 from unskew.base.process import keep_torch_modes
 from unskew.base.registry import Component
@@ -110,6 +110,8 @@ def hold_visit(guard: Guard, c: ClientContext) -> None:
 def show(observer: Observer, hook: str, c: Context, *given: Any) -> None:
     """Lets an observer look: at parameters, a batch, the direction of a step. It changes none of it."""
     function = getattr(observer, hook)
+    if c.foreign_model:
+        given = (tree.copy(given[0]), *given[1:])
     if not c.guarded:
         function(c, *given)
         return
