@@ -62,10 +62,11 @@ def shrink(run: Run, here: bool) -> Run:
     partial = run.sample < 1
     clients = 6 if partial or run.split.name == "domain" else 3
     local = {**vars(run.local), "epochs": 1, "steps": 2, "batch": min(run.local.batch, 8)}
+    evaluation = {**vars(run.evaluation), "batch": 25}  # 200 images of 64x64 at once are half a GB in each layer
     return replace(
         run, data=data, clients=clients, sample=0.34 if partial else 1.0, rounds=2,
         method=limit_work(run.method, BUDGETS), split=_shrink_split(run.split, classes, clients),
-        local=construct(type(run.local), local),
+        local=construct(type(run.local), local), evaluation=construct(type(run.evaluation), evaluation),
     )  # fmt: skip
 
 
