@@ -21,29 +21,21 @@ from typing import Any, cast
 
 from rich.console import Console
 from rich.table import Table
-from safetensors.torch import load_file, save_file
 
 from unskew import registries
+from unskew.base import storage
 from unskew.base.process import prepare_process
 from unskew.base.tree import Groups
 from unskew.core.per_client import MemoryStore
-from unskew.core.reducers import Reducers
 from unskew.core.round_loop import Round, rounds
 from unskew.core.task import Task
 from unskew.executors.serial import Serial
-from unskew.measures.drift import Drift, local_drift
-from unskew.measures.updates import Updates
-from unskew.methods.flfa.selection import similarity
+from unskew.measures.drift import Drift
+from unskew.measures.similarity import Similarity
 from unskew.recipes.flfa import run_on
 from unskew.runs import building
 
-
-class Alike(Drift):
-    """Drift, and how alike the layers' updates are."""
-
-    def reducers(self) -> Reducers:
-        """Both see every client's `delta`."""
-        return {"drift": ("delta", Updates), "similarity": ("delta", similarity)}
+LOOKING = (Drift(), Similarity())
 
 
 class Study:
@@ -59,7 +51,7 @@ class Study:
     def _make_task(self, method: str) -> Task:
         run = replace(self._run, method=registries.methods.build(method)).resolve(self._data)
         task = building.make_task(run, self._data, self._partition)
-        return replace(task, observers=(Alike(),), server_store=MemoryStore())
+        return replace(task, observers=LOOKING, server_store=MemoryStore())
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -73,36 +65,29 @@ class Study:
             task = self._make_task(f"flfa(fedavg, select=fixed:{layer})")
             server = {**task.method.init(task.server_context(0)), **server}
         done = next(rounds(task, Serial(task), MemoryStore(), server, number, number))
-        updates, alike = (cast("Any", done.observed[name]) for name in ("drift", "similarity"))
-        seconds = time.perf_counter() - began
-        found = {"round": number, "layer": layer, "drift": local_drift(updates), "seconds": seconds}
-        return done, found | {"z": {name: float(z) for name, z in alike.result().items()}}
+        found: dict[str, Any] = {"round": number, "layer": layer, "seconds": time.perf_counter() - began}
+        for measure in LOOKING:
+            found |= measure.measure(cast("Any", done.observed[f"{measure.name}/delta"]))
+        return done, found
 
     def reach(self, number: int) -> Groups:
         """The server's state after so many rounds of FedAvg; played only where the folder does not have it."""
         have = [k for k in range(number, 0, -1) if self._file(k).exists()][:1] or [0]
-        server = self._load(have[0]) if have[0] else self._plain.method.init(self._plain.server_context(0))
+        server = (
+            storage.decode(self._file(have[0]).read_bytes())
+            if have[0]
+            else self._plain.method.init(self._plain.server_context(0))
+        )
         for k in range(have[0] + 1, number + 1):
             done, found = self.play(k, server)
             server = done.server
-            self._save(k, server)
-            self.note(found)
+            self.note(found)  # before the model: stopped in between, the round is played and noted again
+            storage.write_atomic(self._file(k), storage.encode(server))
             print(f"round {k}: drift {found['drift']:.4g}, {found['seconds']:.0f} s", flush=True)
         return server
 
     def _file(self, number: int) -> Path:
         return self._folder / f"after-{number}.safetensors"
-
-    def _load(self, number: int) -> Groups:
-        flat = load_file(self._file(number))
-        return {group: {name.partition("/")[2]: value for name, value in flat.items() if name.startswith(f"{group}/")}
-                for group in ("model", "buffers")}  # fmt: skip
-
-    def _save(self, number: int, server: Groups) -> None:
-        whole = self._file(number).with_suffix(".part")
-        flat = {f"{group}/{name}": value for group, own in server.items() for name, value in own.items()}
-        save_file({name: value.contiguous() for name, value in flat.items()}, whole)
-        whole.rename(self._file(number))
 
     def note(self, found: dict[str, Any]) -> None:
         """Keeps a figure."""
@@ -133,7 +118,7 @@ def show(study: Study, layers: list[str], played: list[int], console: Console) -
         changes = [100 * (own["drift"] / plain["drift"] - 1) if plain and own else None for plain, own in both]
         known = [change for change in changes if change is not None]
         said = [f"{change:+.1f} %" if change is not None else "" for change in changes]
-        z = found[played[0] - 1, ""]["z"][layer]
+        z = found[played[0] - 1, ""]["similarity"][layer]
         table.add_row(layer, f"{z:.3f}", *said, f"{statistics.mean(known):+.1f} %" if known else "")
     console.print(table)
 
@@ -152,7 +137,7 @@ def main() -> None:
     with prepare_process(1):
         study = Study(wanted.dataset, wanted.seed, wanted.folder)
         server = study.reach(wanted.before)
-        z = study.read()[wanted.before, ""]["z"]
+        z = study.read()[wanted.before, ""]["similarity"]
         layers = spread_over({layer: z[layer] for layer in study.layers[1:] if layer in z}, wanted.layers)
         played = list(range(wanted.before + 1, wanted.before + wanted.rounds + 1))
         for number in played:

@@ -85,8 +85,8 @@ def draw_replaced(play: Play) -> Drawn:
     """Fig. 3a: those of the highest Fisher information against random ones, on the clients' own training samples."""
     run = replace(run_online("fedas", "CIFAR-10", "0.1", "0.4"), measure=build_all(["replaced"]))
     done, names = play(run), {"none": "none", "highest Fisher": "fisher", "random": "random"}
-    found = [readers.measured(f"replaced_{key}")(done) or 0.0 for key in names.values()]
-    points = [(float(place), 100 * value) for place, value in enumerate(found)]
+    found = enumerate(readers.measured(f"replaced_{key}")(done) for key in names.values())
+    points = [(float(place), 100 * value) for place, value in found if value is not None]
     return Drawn({"last round": points}, "replaced", "accuracy (%)", "bar", tuple(names), "the paper: a large drop")
 
 

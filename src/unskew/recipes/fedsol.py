@@ -321,7 +321,9 @@ def draw_hessian(play: Play) -> Drawn:
     names = ("FedAvg", "FedASAM", "FedSOL")
     runs = [play(run_on(METHODS[name], measure="hessian(every=1000)")) for name in names]
     lines = {
-        title: [(float(place), readers.measured(key)(run) or 0.0) for place, run in enumerate(runs)]
+        title: [
+            (float(place), value) for place, run in enumerate(runs) if (value := readers.measured(key)(run)) is not None
+        ]
         for title, key in (("lambda_1", "hessian_1"), ("lambda_1 / lambda_5", "hessian_ratio"))
     }
     return Drawn(lines, "method", "", "bar", names, "the paper: FedSOL has the smallest ratio")
