@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
 import torch
 from torch import nn
 
@@ -157,6 +158,18 @@ def memory_store(tmp_path):
 
 STACKED_TOLERANCE = USUAL
 """`stacked` against `serial`: the distance of their models as a share of the distance moved from the initial model."""
+
+
+SHOWN = ("fedavg", "scaffold", "flfa", "fedblade", "fedas", "fedsol", "fedaf", "fedper", "feddyn", "fedetf")
+"""Methods whose longest checks are part of `make test`; the others' are for `make test-all`."""
+
+
+def mark_slow(specs):
+    """The specs as parameters of a test; of methods that are not in `SHOWN` they are slow."""
+    return [
+        spec if spec.partition("(")[0] in SHOWN else pytest.param(spec, marks=pytest.mark.slow)
+        for spec in dict.fromkeys(specs)
+    ]
 
 
 def gap(result, reference, start):

@@ -11,6 +11,8 @@ itself takes no time.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from unskew.base.version import __version__
+
 if TYPE_CHECKING:
     from unskew import registries
     from unskew.base import progress, seeds, tree
@@ -31,13 +33,13 @@ if TYPE_CHECKING:
     from unskew.data.partition.splits import Split
     from unskew.data.sources import load
     from unskew.data.sources.base import About, Source
+    from unskew.data.transforms import Draws, Transform, normalise
     from unskew.measures.base import Measure
     from unskew.models.base import Architecture, Model
     from unskew.models.user_module import split_head
     from unskew.runs.api import compare, resume, run
     from unskew.wire.base import Processor
 
-__version__ = "0.1.0"
 
 _PLACES = {
     # running
@@ -48,6 +50,7 @@ _PLACES = {
     "Method": "core.method", "Wrapper": "core.wrapper", "Term": "core.term", "Measure": "measures.base",
     "Processor": "wire.base",
     "Source": "data.sources.base", "About": "data.sources.base", "Split": "data.partition.splits",
+    "Transform": "data.transforms", "Draws": "data.transforms", "normalise": "data.transforms",
     "Architecture": "models.base", "param": "base.registry", "helper": "base.naming",
     "ClientContext": "core.context", "ServerContext": "core.context",
     "Outcome": "core.context", "Observer": "core.observer", "Batch": "base.batch", "Output": "base.batch",
@@ -58,10 +61,11 @@ _MODULES = {"registries": "registries", "tree": "base.tree", "seeds": "base.seed
             "reducers": "core.reducers", "optimisers": "core.optimisers"}  # fmt: skip
 
 __all__ = [
-    "About", "Architecture", "Auxiliary", "Batch", "ClientContext", "ClientError", "Dataset", "Groups", "InputError",
-    "Measure", "Method", "Model", "Observer", "Outcome", "Output", "Processor", "Samples", "ServerContext", "SlotError",
-    "Source", "Split", "Term", "Tree", "Wrapper", "__version__", "compare", "cross_entropy", "helper", "load",
-    "optimisers", "param", "progress", "reducers", "registries", "resume", "run", "seeds", "sgd", "split_head", "tree",
+    "About", "Architecture", "Auxiliary", "Batch", "ClientContext", "ClientError", "Dataset", "Draws", "Groups",
+    "InputError", "Measure", "Method", "Model", "Observer", "Outcome", "Output", "Processor", "Samples",
+    "ServerContext", "SlotError", "Source", "Split", "Term", "Transform", "Tree", "Wrapper", "__version__", "compare",
+    "cross_entropy", "helper", "load", "normalise", "optimisers", "param", "progress", "reducers", "registries",
+    "resume", "run", "seeds", "sgd", "split_head", "tree",
 ]  # fmt: skip
 
 

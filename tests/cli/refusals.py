@@ -26,7 +26,7 @@ REFUSED = {
     "unknown augmentation": ("run --augment nosuch", "unknown augmentation 'nosuch'"),
     "unknown executor": (
         "run --executor gpu",
-        "execution.executor (--executor): input should be 'serial', 'pool', 'stacked' or 'auto'",
+        "execution.executor (--executor): input should be 'serial', 'pool', 'stacked', 'ray' or 'auto'",
     ),
     "compile is no truth value": (
         "run --executor stacked --compile maybe",

@@ -129,14 +129,15 @@ def test_other_partition_in_a_run(call: Call, bad_files: Path, interrupted: Path
 
 def test_resume_with_an_unknown_executor(call: Call, interrupted: Path):
     assert_refused(
-        call(f"resume {interrupted} --executor gpu"), "input should be 'serial', 'pool', 'stacked' or 'auto', got 'gpu'"
+        call(f"resume {interrupted} --executor gpu"),
+        "input should be 'serial', 'pool', 'stacked', 'ray' or 'auto', got 'gpu'",
     )
 
 
 def test_resume_with_an_executor_that_rounds_otherwise(call: Call, interrupted: Path):
     before = contents(interrupted)
     assert_refused(
-        call(f"resume {interrupted} --executor stacked"), "continues with serial, pool or auto only, got 'st"
+        call(f"resume {interrupted} --executor stacked"), "continues with serial, pool, ray or auto only, got 'st"
     )
     assert contents(interrupted) == before
 

@@ -19,7 +19,7 @@ from unskew.cli import main, signals
 from unskew.runs import engine
 from unskew.runs.folder import RunFolder
 
-RUN = "run --clients 8 --sample 0.5 --rounds 400 --model mlp --quiet --checkpoint-every 1000"
+RUN = "run --clients 8 --sample 0.5 --rounds 150 --model mlp --quiet --checkpoint-every 1000"
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 
 SLOW = """
@@ -131,6 +131,7 @@ def test_workers_outlive_a_sigterm_to_the_group_until_the_parent_has_saved(comma
     assert list((command.folder / "cut/checkpoint").glob("round-000002.*"))
 
 
+@pytest.mark.slow
 def test_nohup_goes_on_after_a_hangup(command: Command):
     process = command.start(f"{RUN} --executor serial --rounds 40 --out run", ignore=signal.SIGHUP)
     wait_until(lambda: command.rounds("run") > 2)
@@ -160,6 +161,7 @@ def test_a_signal_while_modules_are_imported_prints_no_traceback(command: Comman
     assert code == CODES[number] and len(said) == 1 and said[0].startswith("error: ")
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_at_once_and_leaves_whole_files(command: Command):
     (command.folder / "saving.py").write_text(
         "import time\nfrom unskew.runs import checkpoint\nplain = checkpoint.save\n"
@@ -190,6 +192,7 @@ def test_a_signal_sent_twice_at_once_is_one(command: Command):
     assert code == 143 and len(said) == 1 and list((command.folder / "cut/checkpoint").glob("round-*"))
 
 
+@pytest.mark.slow
 def test_a_signal_at_the_end_leaves_a_run_that_can_be_finished(command: Command):
     (command.folder / "finishing.py").write_text(
         "import time\nfrom unskew.runs.folder import RunFolder\nplain = RunFolder.write_model\n"
@@ -206,6 +209,7 @@ def test_a_signal_at_the_end_leaves_a_run_that_can_be_finished(command: Command)
     assert (command.folder / "cut/summary.json").exists()
 
 
+@pytest.mark.slow
 def test_a_comparison_goes_on_with_the_same_command(command: Command):
     line = "compare --plugin slow.py --methods fedavg,test_slow --seeds 1 --model mlp --clients 4 --rounds 30 --quiet"
     line += " --executor serial --out c"

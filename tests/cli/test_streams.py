@@ -25,6 +25,7 @@ LINES = [("--help", how) for how in REDIRECTIONS] + [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("line", "redirect"), LINES)
 def test_closed_and_full_streams(line: str, redirect: str, tmp_path: Path):
     code, said = shell(line, redirect, tmp_path)

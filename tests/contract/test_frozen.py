@@ -8,7 +8,7 @@ from torch import nn
 
 import unskew
 from awkward import DATA, config, play, quick, rows_without_times
-from support import STACKED_TOLERANCE, gap, initial_model, survey
+from support import STACKED_TOLERANCE, gap, initial_model, mark_slow, survey
 from unskew.base.errors import InputError
 from unskew.core.jobs import Job
 from unskew.core.method import methods
@@ -60,7 +60,7 @@ SPECS = [
     "fedper(evaluate=own)", "fedsol(scaffold, where=all)", "finetuned(fedper)",
     "flfa(feedback=random, n_layers=2)", "fedavg(terms=[test_frozen_previous])",
 ]  # fmt: skip
-EVERY = pytest.mark.parametrize("spec", SPECS)
+EVERY = pytest.mark.parametrize("spec", mark_slow(SPECS))
 STEADY = {"fedblade": "fedblade(var_eps=0.01)", "feddecorr": "feddecorr(var_eps=0.01)"}  # as in test_contract.py
 ONCE = {
     "fedper(division=layers(patterns=['body.first.*']))": 4 * 8,  # the client's own never travels
@@ -81,7 +81,7 @@ def read_sent(folder):
     return {(row["round"], row["client"]): row["bytes_down"] for row in rows if "bytes_down" in row}
 
 
-@pytest.mark.parametrize("spec", dict.fromkeys([*SPECS, *ONCE]))
+@pytest.mark.parametrize("spec", mark_slow([*SPECS, *ONCE]))
 def test_they_are_sent_once_with_a_client_s_first_message(spec, tmp_path):
     counted = {}
     for name, model in (("frozen", MODEL), ("free", given())):

@@ -641,7 +641,7 @@ QUIET = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.
 
 
 @given(federations(), recipes())
-@settings(max_examples=30, derandomize=True, deadline=None, database=None, suppress_health_check=QUIET)
+@settings(max_examples=24, derandomize=True, deadline=None, database=None, suppress_health_check=QUIET)
 def test_random_methods_on_random_federations(caplog, federation, recipe):
     caplog.set_level(logging.WARNING)
     check(federation, recipe, caplog)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from awkward import DATA, in_double, play, quick
-from support import gap, initial_model
+from support import gap, initial_model, mark_slow
 from unskew.base.errors import InputError
 from unskew.core.method import Method, methods
 from unskew.core.term import Term
@@ -41,7 +41,7 @@ def check_in_double(spec, network):
     assert measure(spec, in_double(network), rounds=1 if steep else 3) < (1e-6 if steep else 1e-9)
 
 
-@pytest.mark.parametrize("spec", dict.fromkeys([*PLAIN, *NESTED]))
+@pytest.mark.parametrize("spec", mark_slow([*PLAIN, *NESTED]))
 def test_in_double_precision_only_the_last_digits_differ(spec, caplog):
     check_in_double(spec, "cnn8(norm=batch)")
     assert "one by one" not in caplog.text

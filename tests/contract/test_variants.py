@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 
 from awkward import DATA, play
-from support import gap, initial_model
+from support import gap, initial_model, mark_slow
 from unskew.base import tree
 from unskew.core.method import methods
 from unskew.core.tolerance import find_tolerance
 
 FILES = sorted((Path(__file__).parent / "variants").glob("*.txt"))
 VARIANTS = [line.strip() for file in FILES for line in file.read_text().splitlines() if line.strip()]
-OPTIONS = {"rounds": 3, "dropout": 0.3}
+OPTIONS = {"rounds": 2, "dropout": 0.3}
 
 
-@pytest.mark.parametrize("spec", VARIANTS)
+@pytest.mark.parametrize("spec", mark_slow(VARIANTS))
 def test_a_variant_runs_one_by_one_and_stacked(spec, caplog):
     serial = play(spec, execution={"memory_format": "contiguous"}, **OPTIONS)
     assert tree.all_finite(serial.server) and not serial.summary["diverged"]

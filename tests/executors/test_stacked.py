@@ -261,7 +261,8 @@ COMPILED = {"compile": True, "chunk": 5}
 
 
 @needs_compiler
-@pytest.mark.parametrize("method", [pytest.param("fedprox(mu=1.0)", marks=pytest.mark.slow), "scaffold"])
+@pytest.mark.parametrize("method", ["fedprox(mu=1.0)", "scaffold"])
+@pytest.mark.slow
 def test_compiled_steps_are_the_same_steps(method, caplog):
     assert_alike(
         method=method, model="mlp(hidden=[16])", rounds=4, local={**LOCAL, "lr_decay": 0.7}, execution=COMPILED

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unskew.core.jobs import Job, Reply
-from unskew.executors.pool.window import Window
+from unskew.executors.window import Window
 
 
 def jobs(sizes):

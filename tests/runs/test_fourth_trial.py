@@ -114,7 +114,7 @@ def test_a_schedule_may_give_a_tensor():
     ],
 )
 def test_options_that_do_nothing_are_said(options, line, caplog):
-    sections._warn.cache_clear()
+    sections.warn_once.cache_clear()
     with caplog.at_level(logging.WARNING):
         play(**options)
     assert re.search(line, caplog.text)

@@ -49,7 +49,7 @@ def test_another_executor_that_gives_the_same_bits(tmp_path):
     unskew.run(**QUICK, out=tmp_path / "run")
     (tmp_path / "run/summary.json").unlink()
     assert unskew.resume(tmp_path / "run", executor="pool").run.execution.executor == "pool"
-    refused("continues with serial, pool or auto only", unskew.resume, tmp_path / "run", executor="stacked")
+    refused("continues with serial, pool, ray or auto only", unskew.resume, tmp_path / "run", executor="stacked")
     refused("executor: expected a name such as", unskew.resume, tmp_path / "run", executor=3)
 
 

@@ -103,7 +103,7 @@ def test_a_model_is_not_told_to_be_replaced_by_itself():
 def test_an_option_of_another_executor_is_said_once(option, executor, needed, caplog):
     from unskew.runs import sections
 
-    sections._warn.cache_clear()
+    sections.warn_once.cache_clear()
     for _ in range(2):
         play("fedavg", rounds=1, execution={"executor": executor, option: 3})
     line = f"execution.{option} (--{option}) is for executor '{needed}' and does nothing with '{executor}'"

@@ -214,7 +214,7 @@ def test_kill_nine_at_random_moments(tmp_path, executor):
     path = tmp_path / "run"
     command = [sys.executable, "-m", "unskew"]
     flags = [
-        "--method", "scaffold", "--clients", "8", "--sample", "0.5", "--rounds", "200", "--split", "dirichlet:0.5",
+        "--method", "scaffold", "--clients", "8", "--sample", "0.5", "--rounds", "90", "--split", "dirichlet:0.5",
         "--model", "mlp", "--checkpoint-every", "7", "--executor", executor, "--quiet",
     ]  # fmt: skip
     begin = subprocess.Popen([*command, "run", *flags, "--out", str(path)])

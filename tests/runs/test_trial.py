@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from support import mark_slow
 from unskew.base.errors import InputError
 from unskew.core.method import Method, methods
 from unskew.core.wrapper import Wrapper
@@ -63,7 +64,7 @@ def test_what_is_written_down_is_what_happens(name, monkeypatch):
     assert found == read_facts().get(name), "facts.json is old: run python -m benchmarks.facts"
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", mark_slow(OURS))
 def test_every_wrapper_is_right_around_it_or_refuses_it(name):
     method = at_defaults(name)
     assert trial.try_method(method) == trial.Verdict()

@@ -24,7 +24,7 @@ import pydantic_core
 from pydantic_core import PydanticUndefined
 from typing_extensions import dataclass_transform
 
-from unskew.base.errors import DeclarationError, InputError
+from unskew.base.errors import DeclarationError, InputError, one_line
 from unskew.base.naming import check_hooks, is_class_var
 from unskew.base.text import Table, parse
 
@@ -139,6 +139,10 @@ def _in_one_line(make: Callable[..., None]) -> Callable[..., None]:
             elif unknown := next((key for key in values if key not in names), None):
                 line = f"{what} has no argument '{unknown}'; {nearest(unknown, names)}"
             raise InputError(line) from None
+        except InputError:
+            raise
+        except (Exception, SystemExit) as error:  # of a user's __post_init__
+            raise InputError(f"{name_of(cls)}: {type(error).__name__}: {one_line(error)}") from error
 
     return __init__
 
@@ -427,12 +431,12 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def nearest(name: str, known: Sequence[str]) -> str:
+def nearest(name: str, known: Sequence[str], between: str = ", ") -> str:
     """'did you mean a or b?' for a near miss, else the list of what there is."""
     close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     if close:
         return f"did you mean {' or '.join(close)}?"
-    return f"known: {', '.join(sorted(known))}" if known else "it takes no arguments"
+    return f"known: {between.join(sorted(known))}" if known else "it takes no arguments"
 
 
 def default_of(cls: type, name: str) -> Any:

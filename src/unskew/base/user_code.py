@@ -19,7 +19,7 @@ import io
 import pickle
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -120,6 +120,42 @@ def _is_users_file(file: str) -> bool:
     kinds = ("stdlib", "platstdlib", "purelib", "platlib")
     installed = [Path(__file__).resolve().parents[1], *(Path(sysconfig.get_path(kind)).resolve() for kind in kinds)]
     return not any(path.is_relative_to(folder) for folder in installed)
+
+
+_elsewhere: set[str] = set()
+"""Files of the user's that other processes of a run loaded."""
+
+
+class Loaded:
+    """Notices files of the user's that are loaded from now on."""
+
+    def __init__(self) -> None:
+        self._known = set(sys.modules)
+
+    def list_files(self) -> list[str]:
+        """Those that were loaded since it was made or asked last, here or in other processes."""
+        found = sorted(_elsewhere)
+        _elsewhere.clear()
+        if len(sys.modules) == len(self._known):
+            return found
+        new = [sys.modules[name] for name in sys.modules.keys() - self._known]
+        self._known = set(sys.modules)
+        return found + [str(module.__file__) for module in new if isinstance(module, ModuleType) and _is_users(module)]
+
+
+def note_loaded(files: Iterable[str]) -> None:
+    """Another process of the run loaded these."""
+    _elsewhere.update(files)
+
+
+def name_unrecorded(files: Iterable[str], code: Mapping[str, str]) -> list[str]:
+    """Those of the files that are no part of a run's recorded code."""
+    return sorted({Path(file).name for file in files if digest(_read(Path(file)) or b"") not in code.values()})
+
+
+def list_modules() -> list[ModuleType]:
+    """The modules of this process that are the user's."""
+    return [module for module in list(sys.modules.values()) if isinstance(module, ModuleType) and _is_users(module)]
 
 
 def _gather(module: ModuleType) -> Files:

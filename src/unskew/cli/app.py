@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import importlib
 import io
@@ -166,6 +167,11 @@ def _try_command(arguments: list[str] | None) -> int:
     except SystemExit as end:
         if isinstance(end.__context__, BrokenPipeError):  # what the libraries make of it
             return _discard_output()
+        from unskew.core.checks.faults import is_raised_outside
+
+        if is_raised_outside(end):  # else exit 0 would say that all is done
+            _report(f"your own code called sys.exit({end.code!r}), and so ended the command; raise an error instead")
+            return 1
         raise
     except OSError as error:
         return _report_refusal(error)
@@ -205,7 +211,8 @@ def _report_refusal(error: OSError) -> int:
     """Names what the system refused: a full disk, a missing permission, a name that is too long."""
     _discard_output()
     where = error.filename or "standard output or a file"
-    return _report(f"{error.strerror or one_line(error)}: {where}; make room or choose another place")
+    advice = "choose another place" if error.errno == errno.EROFS else "make room or choose another place"
+    return _report(f"{error.strerror or one_line(error)}: {where}; {advice}")
 
 
 def _discard_output() -> int:

@@ -13,10 +13,11 @@ from rich.text import Text
 from unskew.base.errors import InputError
 from unskew.base.text import Table, count_of
 from unskew.cli import signals
+from unskew.cli.cells_on import read_cells_on
 from unskew.cli.output import console, make_table, note, print_result
 from unskew.cli.progress import Announcer, DownloadProgress
 from unskew.cli.run_flags import add_run_flags
-from unskew.cli.shared_flags import DataDir, Json, Quiet
+from unskew.cli.shared_flags import CellsOn, DataDir, Json, Quiet
 from unskew.data.dataset import Dataset
 from unskew.data.partition.skew import choose_clients, label_counts
 from unskew.data.sources import load
@@ -57,12 +58,14 @@ def compare(
     ] = None,
     metric: Annotated[Metric, typer.Option(help="which figure of the accuracy curve to compare")] = "last",
     form: Annotated[Format | None, typer.Option("--format", help="print the table in this form")] = None,
+    cells_on: CellsOn = None,
     data_dir: DataDir = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Compares methods on the same split, clients, batches and initial weights, over several seeds."""
     base = to_run(config)
+    elsewhere = read_cells_on(cells_on, quiet)
     wanted = read_methods(methods)
     numbers = read_seeds(seeds)
     if out is not None:
@@ -78,7 +81,9 @@ def compare(
     signals.explain(lambda: f"the runs so far are in {given}; the same command again goes on from there")
     with Announcer(quiet) as announcer:
         # not as it was resolved: that is for FedAvg, and another method may not be stackable
-        cells = run_all(base, wanted, numbers, out, data_dir=data_dir, dataset=data, announce=announcer)
+        cells = run_all(
+            base, wanted, numbers, out, data_dir=data_dir, dataset=data, announce=announcer, elsewhere=elsewhere
+        )
     reused = sum(cell.reused for cell in cells)
     if reused and not quiet:
         note(f"{reused} of {len(cells)} runs were finished already and were not run again")

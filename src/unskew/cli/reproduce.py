@@ -17,13 +17,14 @@ import typer
 from unskew.base.errors import InputError
 from unskew.base.text import count_of
 from unskew.cli import signals
+from unskew.cli.cells_on import read_cells_on
 from unskew.cli.output import console, make_table, note, print_json
 from unskew.cli.progress import Announcer
-from unskew.cli.shared_flags import DataDir, Json, Quiet
+from unskew.cli.shared_flags import CellsOn, DataDir, Json, Quiet
 from unskew.recipes import PAPERS, find, list_tables
 from unskew.recipes.base import Figure, Finished, Scale
 from unskew.recipes.estimate import Estimate, Trial, estimate, key_of, try_out
-from unskew.recipes.queue import list_places, plan_all, read_queue, work
+from unskew.recipes.queue import join_plans, list_places, plan_all, read_queue, work
 from unskew.recipes.reproduce import (
     Compared,
     Data,
@@ -31,6 +32,7 @@ from unskew.recipes.reproduce import (
     Plan,
     check_anything_runs,
     compare_figures,
+    list_cells,
     make_plan,
     place,
     play,
@@ -38,6 +40,7 @@ from unskew.recipes.reproduce import (
 )  # fmt: skip
 from unskew.recipes.scales import describe
 from unskew.report import reproduction
+from unskew.runs.comparison import Elsewhere
 from unskew.runs.config import Run
 from unskew.runs.folder import RunFolder
 
@@ -53,10 +56,13 @@ def reproduce(
     columns: Annotated[
         str | None, typer.Option(help='only these columns, such as "P=0.2"; several conditions hold together')
     ] = None,
-    scale: Annotated[
-        Scale,
-        typer.Option(help="full: the paper's protocol; cpu: a stated reduction of tens of minutes; smoke: seconds"),
-    ] = "full",
+    chosen_scale: Annotated[
+        Scale | None,
+        typer.Option(
+            "--scale",
+            help="full: the paper's protocol (default); cpu: a stated reduction of tens of minutes; smoke: seconds",
+        ),
+    ] = None,
     seeds: Annotated[
         int | None, typer.Option(min=1, help="how many of the paper's seeds; default: as many as it ran")
     ] = None,
@@ -73,6 +79,7 @@ def reproduce(
     out: Annotated[Path, typer.Option(help="where runs and tables go; finished runs are not run again")] = Path(
         "reproductions"
     ),
+    cells_on: CellsOn = None,
     data_dir: DataDir = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -80,11 +87,19 @@ def reproduce(
     """Reproduces the papers' tables and figures: runs their cells and prints ours beside the printed figures."""
     if out.exists() and not out.is_dir():
         raise InputError(f"{out} is a file; choose another --out, a folder")
-    data = Data(data_dir)
+    data, elsewhere = Data(data_dir), read_cells_on(cells_on, quiet)
+    scale: Scale = chosen_scale or "full"
     if queue is not None:
-        if name is not None or rows or columns:
-            raise InputError("--queue takes tables, rows and columns from its file; leave them out of the command")
-        work_through(queue, workers, worker, out, data, data_dir, quiet)
+        if name is not None or rows or columns or chosen_scale or seeds or as_json:
+            raise InputError(
+                "--queue takes tables, rows, columns, scale and seeds from its file, and prints no JSON; leave them "
+                "out of the command"
+            )
+        if dry_run:
+            for plan in plan_all(read_queue(queue), data):
+                show_plan(plan, as_json, quiet)
+            return
+        work_through(queue, workers, worker, out, data, data_dir, quiet, elsewhere)
         return
     if listed or name is None:
         show_list(as_json)
@@ -92,7 +107,7 @@ def reproduce(
     found = find(name)
     if isinstance(found, Figure):
         _refuse_options_of_tables({"--rows": rows, "--columns": columns, "--seeds": seeds, "--dry-run": dry_run,
-                                   "--json": as_json}, found)  # fmt: skip
+                                   "--json": as_json, "--cells-on": cells_on}, found)  # fmt: skip
         make_figure(found, scale, out, data, quiet)
         return
     plan = make_plan(found, scale, rows, columns, seeds, data)
@@ -102,7 +117,7 @@ def reproduce(
     check_anything_runs(plan)
     signals.explain(lambda: f"the runs so far are in {out}; the same command again goes on from there")
     with Announcer(quiet, tell_data=True) as announcer:
-        finished = play(plan.runs, out / scale, data, announcer)
+        finished = play(plan.runs, out / scale, data, announcer, elsewhere)
     figures, names, folder = write_table(plan, finished, out)
     if as_json:
         print_json(reproduction.to_record(plan, figures))
@@ -234,9 +249,10 @@ def count_finished(places: Sequence[Path]) -> int:
 
 
 def work_through(
-    queue: Path, workers: int, worker: bool, out: Path, data: Data, data_dir: Path | None, quiet: bool
-) -> None:
-    """Works through a queue with one process per core; at its end (or where it was stopped) writes the tables."""
+    queue: Path, workers: int, worker: bool, out: Path, data: Data, data_dir: Path | None, quiet: bool,
+    elsewhere: Elsewhere | None = None,
+) -> None:  # fmt: skip
+    """Works through a queue with one process per core, or elsewhere; at its end, or where it stopped, writes tables."""
     plans = plan_all(read_queue(queue), data)
     if worker:
         work(plans, out, data)
@@ -246,6 +262,9 @@ def work_through(
     done, total = count_finished(places), len(places)
     if not quiet:
         note(f"queue {queue}: {done} of {total} runs are finished")
+    if elsewhere is not None:
+        elsewhere([cell for plan in plans for cell in list_cells(plan.runs, out / plan.scale, data)])
+        done = total
     command = [sys.executable, "-m", "unskew", "reproduce", "--queue", str(queue), "--out", str(out), "--worker", "-q"]
     command += ["--data-dir", str(data_dir)] if data_dir is not None else []
     number = min(workers or os.cpu_count() or 1, max(1, total - done))
@@ -262,7 +281,7 @@ def work_through(
             if process.poll() is None:
                 process.terminate()
         codes = [process.wait() for process in started]
-    for plan in plans:
+    for plan in join_plans(plans):
         figures, _, folder = write_table(plan, read_back(plan.runs, out / plan.scale, data), out)
         left = sum(figure.mark == "not run" for figure in figures)
         console.print(f"{plan.table.id}: {len(figures) - left} of {len(figures)} figures, in {folder}", soft_wrap=True)

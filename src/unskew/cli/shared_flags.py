@@ -8,5 +8,9 @@ from typing import Annotated
 import typer
 
 DataDir = Annotated[Path | None, typer.Option(help="where the data files are; else UNSKEW_DATA, else the user's cache")]
+CellsOn = Annotated[
+    str | None,
+    typer.Option(help="runs side by side on a Ray cluster: ray (this machine's cores) or ray=10.0.0.5:6379"),
+]
 Json = Annotated[bool, typer.Option("--json", help="print the result as one JSON object on standard output")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="no progress")]

@@ -91,6 +91,8 @@ class Reply(NamedTuple):  # made in a fifth of a frozen dataclass's time, which 
     """Where its groups are, if they are still together with others'."""
     place: int = 0
     """Which of the stack's clients it is."""
+    fault: str = ""
+    """Why there is nothing in it that could be used: a site did not answer, or not well."""
 
 
 WIRE = "wire/"

@@ -60,6 +60,8 @@ class Method(Component):
     """What terms may need and only some methods have (`prototypes`, `etf_head`)."""
     takes_terms: ClassVar[bool] = True
     """Whether clients train a model by a loss that terms can join."""
+    ignores: ClassVar[tuple[str, ...]] = ()
+    """Settings of a run that mean nothing to it (`local.lr`): a run that sets one says so."""
 
     def __init_subclass__(cls) -> None:
         """Refuses public names that are no slot, declaration, option or declared helper."""

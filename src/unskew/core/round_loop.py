@@ -171,6 +171,10 @@ class _Exchange:
         s = self.seed_layers_for("brief", client)
         brief: Groups = ask_server(self.task, "brief", s, self._surveyed, client, client=client)
         self._refuse_spoilt("brief", brief, self._surveyed, client)
+        if twice := brief.keys() & message.keys():
+            what = f"sends group '{min(twice)}', which download has sent already; give it another name"
+            fault = Fault(owner_of(self.task.method, "brief"), "brief", what)
+            raise server_error(fault, self.s.round, client) from fault
         self._count(client, brief)
         return {**message, **brief}
 
@@ -344,7 +348,7 @@ class _Exchange:
         if kind == "train" and good:  # what it keeps it would send next time
             sound = reply.state_finite
             good = self.task.find_spoilt(reply.state) is None if sound is None else sound
-        if not good:
+        if reply.fault or not good:
             self.excluded.append(reply.client)
             self.faults[str(reply.client)] = _find_fault(reply)
             self.present.pop(reply.client)
@@ -458,6 +462,8 @@ def _read_record(task: Task, said: Any) -> dict[str, Any]:
 
 def _find_fault(reply: Reply) -> str:
     """Why a reply cannot be used."""
+    if reply.fault:
+        return reply.fault
     groups = reply.groups if reply.stack is None else reply.stack.take(reply.place)
     spoilt = [group for group, own in groups.items() if not tree.all_finite({group: own})]
     if spoilt:
@@ -478,6 +484,9 @@ def _find_alike(accumulators: list[tuple[str, Reducer]]) -> dict[str, int]:
 
 def _read_weights(given: Any) -> list[float] | None:
     """The numbers of a list, tuple or vector; None if it is nothing of the kind."""
+    every = (given, *given) if isinstance(given, (list, tuple)) else (given,)
+    if any(isinstance(value, Tensor) and value.is_meta for value in every):
+        return None  # of which nobody knows the value
     values = given.tolist() if isinstance(given, Tensor) else given
     if not isinstance(values, (list, tuple)):
         return None

@@ -78,7 +78,7 @@ def check_terms(method: Method) -> None:
             used = method.used_terms()
     except InputError:
         raise
-    except Exception as error:  # a plugin's own_terms
+    except (Exception, SystemExit) as error:  # a plugin's own_terms
         raise InputError(f"{method.name}.own_terms fails: {type(error).__name__}: {one_line(error)}") from error
     theirs = _find_outside(method) if drawn else None  # else it was another thread
     if theirs is not None:

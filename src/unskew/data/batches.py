@@ -12,7 +12,7 @@ from torch import Tensor
 
 from unskew.base.batch import Batch
 from unskew.data.dataset import Samples
-from unskew.data.transforms import Augment, Draws, normalise
+from unskew.data.transforms import Draws, Transform, normalise
 
 if TYPE_CHECKING:
     from unskew.base.settings import LocalSettings
@@ -28,7 +28,7 @@ class Pipeline:
     num_classes: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    augment: Augment
+    augment: Transform
 
     @property
     def augmented(self) -> bool:

@@ -262,6 +262,12 @@ def _check_inputs(name: str, part: str, x: Tensor) -> None:
             f"data '{name}': expected {part} inputs as uint8 (0..255) or float32, got {x.dtype}; convert them with "
             ".to(torch.uint8) or .float()"
         )
+    if part == "train" and x.dim() == 4 and x.shape[3] in (1, 3, 4) and x.shape[1] > 4:
+        channels, height, width = x.shape[1:]
+        _warn(
+            f"data '{name}': images of shape {tuple(x.shape[1:])} are {channels} channels of {height}x{width} here; if "
+            "the channels come last, hand over x.permute(0, 3, 1, 2) (numpy: x.transpose(0, 3, 1, 2))"
+        )
 
 
 def _check_values(name: str, part: str, x: Tensor) -> None:

@@ -15,7 +15,7 @@ from unskew.data.batches import LocalData, Pipeline
 from unskew.data.dataset import Dataset, Samples
 from unskew.data.local_tests import choose_proportional, hold_out
 from unskew.data.partition.base import Ints, Partition
-from unskew.data.transforms import Augment
+from unskew.data.transforms import Augment, Transform
 
 LocalTest = Literal["none", "proportional", "common", "holdout"]
 """A client's test set: none; test samples in its label shares; all test samples (of its domain), the same for all
@@ -31,7 +31,7 @@ class Federation:
 
     dataset: Dataset
     partition: Partition
-    augment: Augment
+    augment: Transform
     local_tests: LocalTest = "none"
     test_share: float = 0.25
     test_limit: int = 1000

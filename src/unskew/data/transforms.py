@@ -36,7 +36,7 @@ def _scale_and_shift(mean: Scale, std: Scale, dimensions: int, device: torch.dev
 
 @dataclass(frozen=True)
 class Draws:
-    """The random numbers of n samples, one row each: crop row and column, flip, cutout row and column."""
+    """The random numbers of n samples, one row each; of `Augment`: crop row and column, flip, cutout row and column."""
 
     numbers: Tensor
 
@@ -52,7 +52,12 @@ class Draws:
 
 
 class Transform(Component):
-    """How training images are augmented."""
+    """How training images are augmented: `draw` makes all random numbers, `apply` uses them and draws none."""
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether it changes nothing, so that samples are only normalised."""
+        return False
 
     def draw(self, n: int, shape: tuple[int, ...], rng: torch.Generator) -> Draws:
         """All random numbers for n samples of this shape."""
@@ -61,6 +66,9 @@ class Transform(Component):
     def apply(self, x: Tensor, draws: Draws, mean: Scale, std: Scale) -> Tensor:
         """The augmented and normalised samples, float32."""
         raise TypeError(f"{type(self).__name__} must define apply(x, draws, mean, std)")
+
+    def check(self, shape: tuple[int, ...]) -> None:
+        """An error where inputs of this shape cannot be augmented in this way."""
 
 
 transforms: Registry[Transform] = Registry("augmentation", Transform)

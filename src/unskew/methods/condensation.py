@@ -214,6 +214,10 @@ class Condensing(Method):
     buffer_policy = "average"  # the server trains, so that BatchNorm's statistics are its own
     stackable = False  # replies hold as many images as a client holds classes
     takes_terms = False
+    ignores = (
+        "local.epochs", "local.steps", "local.batch", "local.lr", "local.lr_decay", "local.schedule", "local.momentum",
+        "local.weight_decay", "local.drop_last", "local.shuffle", "augment",
+    )  # fmt: skip
     reducers = {"data": union}
 
     # --------------------------------------------------------------------------- what a method decides

@@ -36,6 +36,7 @@ class Local(Method):
     personal = ("*",)
     output = "personal"
     buffer_policy = "local"
+    ignores = ("local.epochs", "local.steps", "local.lr_decay", "local.schedule")
 
     def train(self, c: ClientContext, params: Tree) -> Tree:
         """All epochs of SGD, unless the client has trained already."""

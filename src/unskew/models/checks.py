@@ -102,6 +102,10 @@ def _spell(dtype: torch.dtype) -> str:
 # --------------------------------------------------------------------------------------- what a model does
 
 
+DRAWS = 16
+"""So many more passes are made before a parameter counts as unused."""
+
+
 def check_model(what: str, model: object, shape: tuple[int, ...], num_classes: int) -> Model:
     """The model, if it is one that runs can train on inputs of this shape; it is left as it was."""
     if not isinstance(model, Model):
@@ -138,7 +142,15 @@ def _try(what: str, model: Model, shape: tuple[int, ...], num_classes: int) -> N
                 f"{what}: its output does not depend on its parameters; take out no_grad, detach and .data in forward"
             )
         if free:
-            _differentiate(what, logits, free)
+            unused = _find_unused(what, logits, free)
+            for _ in range(DRAWS if unused else 0):  # a layer that is skipped at random is used now and then
+                again = _find_unused(what, _call(what, model.train(), shape, 2).logits, free)
+                unused = [name for name in unused if name in again]
+            if unused:
+                _warn(
+                    f"{what}: its output does not depend on {', '.join(unused[:3])}{', …' if unused[3:] else ''}, "
+                    "which are sent all the same; freeze them with requires_grad_(False), or remove no_grad and detach"
+                )
     _check_unchanged(what, parameters, buffers, model)
     _check_repeatable(what, model.eval(), shape)
     _say_counted(what, numbers, held, model)
@@ -264,15 +276,15 @@ def _check_output(what: str, out: Output, size: int, num_classes: int) -> None:
         )
 
 
-def _differentiate(what: str, logits: Tensor, free: dict[str, nn.Parameter]) -> None:
+def _find_unused(what: str, logits: Tensor, free: dict[str, nn.Parameter]) -> list[str]:
+    """Parameters on which the output does not depend."""
+    if not logits.requires_grad:
+        return list(free)
     try:
         grads = torch.autograd.grad(logits.sum(), list(free.values()), allow_unused=True)
     except Exception as error:
         raise InputError(f"{what} cannot be differentiated: {type(error).__name__}: {one_line(error)[:300]}") from error
-    unused = [name for name, grad in zip(free, grads, strict=True) if grad is None]
-    if unused:
-        _warn(f"{what}: its output does not depend on {', '.join(unused[:3])}{', …' if unused[3:] else ''}, which are "
-              "sent all the same; freeze them with requires_grad_(False), or take out no_grad and detach")  # fmt: skip
+    return [name for name, grad in zip(free, grads, strict=True) if grad is None]
 
 
 @functools.lru_cache(maxsize=64)

@@ -190,7 +190,7 @@ class Table:
                 raise InputError(f"{self.id}: --rows names no row; known: {'; '.join(known)}")
             for word in wanted:
                 if not any(_names(word, row) for row in known):
-                    raise InputError(f"{self.id} has no row '{word}'; {nearest(word, known)}")
+                    raise InputError(f"{self.id} has no row '{word}'; {nearest(word, known, '; ')}")
             chosen = tuple(figure for figure in chosen if any(_names(word, figure.row) for word in wanted))
         if columns is not None and not _split(columns):
             raise InputError(f"{self.id}: --columns names no column; give one such as {self.printed[0].column}")

@@ -65,7 +65,7 @@ def _value(task: Task, c: ClientContext, loss: str, params: dict[str, Tensor], b
 
 def _prepare(run: Run, each: int) -> Task:
     """The task of two clients with so many generated samples each, but network, method and batch of the run."""
-    data = sources.build({"name": "stand_in", "like": run.data, "train": 2 * each, "test": 10})
+    data = sources.build({"name": "stand_in", "like": run.data, "train": 2 * each, "test": 2 * each})
     small = replace(run, data=data, split=splits.build("iid"), clients=2, sample=1.0, split_seed=None)
     return building.prepare(small).task
 

@@ -10,14 +10,14 @@ import os
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
 
 from unskew.base.errors import InputError, let_pass
 from unskew.recipes import find
 from unskew.recipes.base import Scale, Table
-from unskew.recipes.reproduce import Data, Plan, Watch, make_plan, place_of, play
+from unskew.recipes.reproduce import Data, Plan, Watch, identify, make_plan, place_of, play
 from unskew.runs.folder import RunFolder
 
 LOWEST = 19
@@ -75,7 +75,10 @@ def _read_line(text: str, where: str) -> Line:
     table = find(line.table)
     if not isinstance(table, Table):
         raise InputError(f"{where}: {name} is a figure; a queue holds tables")
-    table.select(line.rows, line.columns)
+    try:
+        table.select(line.rows, line.columns)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
     return line
 
 
@@ -87,6 +90,29 @@ def plan_all(lines: Sequence[Line], data: Data) -> list[Plan]:
         assert isinstance(table, Table)
         plans.append(make_plan(table, line.scale, line.rows, line.columns, line.seeds, data))
     return plans
+
+
+def join_plans(plans: Sequence[Plan]) -> list[Plan]:
+    """The lines of one table at one scale as one plan: they share its file."""
+    joined: dict[tuple[str, Scale], Plan] = {}
+    for plan in plans:
+        key = plan.table.id, plan.scale
+        joined[key] = _join(joined[key], plan) if key in joined else plan
+    return list(joined.values())
+
+
+def _join(one: Plan, other: Plan) -> Plan:
+    known = {(id(job.printed), identify(job.run)) for job in one.jobs}
+    chosen = {id(printed) for printed in (*one.figures, *other.figures)}
+    computed = {id(printed): (printed, cell) for printed, cell in (*one.computed, *other.computed)}
+    return replace(
+        one,
+        seeds=tuple(dict.fromkeys((*one.seeds, *other.seeds))),
+        figures=tuple(printed for printed in one.table.printed if id(printed) in chosen),
+        jobs=(*one.jobs, *(job for job in other.jobs if (id(job.printed), identify(job.run)) not in known)),
+        computed=tuple(computed.values()),
+        notes=tuple(dict.fromkeys((*one.notes, *other.notes))),
+    )
 
 
 def work(plans: Sequence[Plan], out: Path, data: Data, watch: Watch | None = None) -> int:

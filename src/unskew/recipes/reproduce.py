@@ -18,7 +18,7 @@ from unskew.measures.figures import mean_and_std
 from unskew.recipes.base import Cell, Computed, Finished, Paper, Printed, Scale, Table
 from unskew.recipes.scales import check_whole, look_for, scale_run
 from unskew.runs import building, engine
-from unskew.runs.comparison import run_cell
+from unskew.runs.comparison import Elsewhere, Place, run_cell
 from unskew.runs.config import Run
 from unskew.runs.folder import RunFolder
 
@@ -175,9 +175,16 @@ def place(paper: Paper, run: Run, scale: Scale, data: Data, images_matter: bool 
 
 
 @neutral_torch()
-def play(runs: Sequence[Run], out: Path, data: Data, watch: Watch | None = None) -> dict[Identity, Finished]:
-    """Every run, finished ones read back, interrupted ones resumed; by the identity of the unresolved run."""
+def play(
+    runs: Sequence[Run], out: Path, data: Data, watch: Watch | None = None, elsewhere: Elsewhere | None = None
+) -> dict[Identity, Finished]:
+    """Every run, finished ones read back, interrupted ones resumed; by the identity of the unresolved run.
+
+    `elsewhere`: who runs them side by side, if not this process one after the other.
+    """
     found = {}
+    if elsewhere is not None:
+        elsewhere(list_cells(runs, out, data))
     for number, run in enumerate(runs, 1):
         resolved = data.resolve(run)
         seen = watch(resolved, number, len(runs)) if watch else None
@@ -186,6 +193,16 @@ def play(runs: Sequence[Run], out: Path, data: Data, watch: Watch | None = None)
         rows = list(RunFolder(place).client_rows())
         found[identify(run)] = Finished(resolved, cell.summary, cell.rounds, rows)
     return found
+
+
+def list_cells(runs: Sequence[Run], out: Path, data: Data) -> list[Place]:
+    """Every run with its data and its folder, each folder once."""
+    cells: dict[Path, Place] = {}
+    for run in runs:
+        resolved = data.resolve(run)
+        place = place_of(resolved, out)
+        cells.setdefault(place, Place(resolved, data.load(run.data), place))
+    return list(cells.values())
 
 
 def read_back(runs: Sequence[Run], out: Path, data: Data) -> dict[Identity, Finished]:

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
+import json
+import logging
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from unskew.base.errors import let_pass
 from unskew.base.json_text import to_json
 from unskew.measures.rounds_to import accuracy_of
 from unskew.recipes.base import Drawn, Finished
 from unskew.recipes.reproduce import Compared, Plan, identify
 from unskew.recipes.scales import describe
 from unskew.report.curves import COLOURS, STYLES, plot_curves
+from unskew.report.files import EARLIER
 
+log = logging.getLogger(__name__)
+NAMES = ("table.md", "table.csv", "curves.png", "table.json")
+"""What a table is made of; the last one says which table it is."""
 COLUMNS = ("row", "column", "printed", "ours", "difference", "mark")
 MARKS = {
     "within noise": "≈", "equal": "=", "above": "▲", "below": "▼", "other": "≠", "not run": "·", "no figure": "–",
@@ -58,8 +66,12 @@ def make_heading(plan: Plan) -> list[str]:
 
 
 def write(plan: Plan, figures: Sequence[Compared], finished: Mapping[Any, Finished], folder: Path) -> list[str]:
-    """Writes table.md, table.csv, table.json and, where rounds were tested, curves.png; their names."""
+    """Writes table.md, table.csv, table.json and, where rounds were tested, curves.png; their names.
+
+    A table of other cells that is there already is kept below `earlier`.
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    _keep_earlier(folder, to_record(plan, figures))
     rows = [to_row(figure) for figure in figures]
     heading = make_heading(plan)
     lines = [f"# {heading[0]}", "", *(f"{line}  " for line in heading[1:]), "", "| " + " | ".join(COLUMNS) + " |"]
@@ -82,6 +94,35 @@ def write(plan: Plan, figures: Sequence[Compared], finished: Mapping[Any, Finish
         plot_curves(curves, folder / "curves.png", heading[0])
         names.append("curves.png")
     return names
+
+
+def _keep_earlier(folder: Path, new: dict[str, Any]) -> None:
+    """Moves a table away that has figures which the new one lacks."""
+    try:
+        old = json.loads((folder / "table.json").read_text(encoding="utf-8"))
+        lost = not _list_cells(old) <= _list_cells(new)
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:  # not ours, or damaged: it is kept, too
+        let_pass(error)
+        lost = True
+    if lost:
+        text = (folder / "table.json").read_bytes()
+        place = folder / EARLIER / hashlib.sha256(text).hexdigest()[:12]
+        place.mkdir(parents=True, exist_ok=True)
+        for name in NAMES:
+            if (folder / name).exists():
+                (folder / name).replace(place / name)
+        log.warning("the earlier table in %s had other cells; it is now in %s", folder, place)
+
+
+def _list_cells(record: dict[str, Any]) -> set[tuple[str, int]]:
+    """Every cell that has a figure of ours, once for each seed."""
+    return {
+        (json.dumps(figure["keys"], sort_keys=True), number)
+        for figure in record["figures"]
+        for number in range(len(figure["values"]))
+    }
 
 
 def to_record(plan: Plan, figures: Sequence[Compared]) -> dict[str, Any]:

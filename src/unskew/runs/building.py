@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from unskew.base import seeds
 from unskew.base.errors import InputError
@@ -35,6 +35,7 @@ from unskew.data.partition.base import Partition
 from unskew.data.partition.saved import load_partition
 from unskew.data.sources import load
 from unskew.data.sources.in_memory import GivenDataset
+from unskew.data.transforms import Augment
 from unskew.executors.compiled import CompiledStacked
 from unskew.executors.pool.executor import Pool
 from unskew.executors.serial import Serial
@@ -42,6 +43,8 @@ from unskew.executors.stacked.executor import Stacked
 from unskew.models.base import Model, build
 from unskew.models.checks import check_input_stays, check_model, check_module
 from unskew.runs.config import Run, cohort_size
+from unskew.runs.own_augmentation import try_augmentation
+from unskew.runs.sections import warn_once
 from unskew.wire.chain import Chain, build_chain
 
 log = logging.getLogger(__name__)
@@ -155,6 +158,17 @@ def make_task(config: Run, data: Dataset, partition: Partition) -> Task:
         params, buffers = settle({"": params})[""], settle({"": buffers})[""]
     method, evaluation = config.method, config.evaluation
     check_patterns(method, net.names)
+    if net.has_batchnorm and config.local.batch == 1:
+        raise InputError(
+            "local.batch = 1 with BatchNorm would train nobody: one sample has no statistics, and such batches are "
+            "skipped; take at least 2 (--batch 2), or another normalisation such as norm=group"
+        )
+    try_augmentation(config.augment, data, config.seed)
+    if wire is not None and set(net.names.params) <= {*net.names.match(method.personal), *net.names.fixed}:
+        raise InputError(
+            f"wire (--wire): {method.name} sends nothing that {config.wire[0].name} could touch: all parameters stay "
+            "with the client; leave it out"
+        )
     task = Task(
         method=method,
         federation=Federation(
@@ -180,7 +194,7 @@ def make_task(config: Run, data: Dataset, partition: Partition) -> Task:
         device=device,
         wire=wire,
     )
-    _warn_idle_options(config)
+    _warn_idle_options(config, net)
     if config.stragglers == 1 and not config.straggler_online:
         log.warning(
             "all clients are stragglers that are never online (stragglers = 1, straggler_online = 0); one of the "
@@ -199,8 +213,33 @@ def make_task(config: Run, data: Dataset, partition: Partition) -> Task:
     return task
 
 
-def _warn_idle_options(config: Run) -> None:
-    """Says which options do nothing because of others."""
+def _warn_idle_options(config: Run, net: Net) -> None:
+    """Says which options do nothing because of others, or of the method."""
+    idle = [path for path in config.method.ignores if _differs_from_default(config, path)]
+    if idle:
+        warn_once(f"{config.method.name} does not use {', '.join(idle)}, which the run sets; see its own options")
+    policy, buffers = config.method.buffer_policy, config.local.buffers
+    if buffers != type(config.local)().buffers:
+        if policy not in (None, buffers):
+            warn_once(f"{config.method.name} keeps BatchNorm's statistics its own way ('{policy}'); local.buffers = "
+                  f"{buffers} does nothing")  # fmt: skip
+        elif not net.names.buffers:
+            warn_once(f"local.buffers = {buffers} does nothing: the network keeps no statistics")
+    local, execution = config.local, config.execution
+    if local.steps is not None and local.epochs != type(local)().epochs:
+        warn_once(f"local.steps = {local.steps} takes the place of epochs; local.epochs = {local.epochs} does nothing")
+    assert config.clients is not None
+    if config.stragglers and not int(config.stragglers * config.clients + 1e-9):
+        warn_once(f"stragglers = {config.stragglers:g} of {config.clients} clients are none; there are no stragglers")
+    if execution.precision == "tf32" and execution.device.startswith("cpu"):
+        warn_once("execution.precision = tf32 is for GPUs and does nothing on the CPU")
+    if execution.memory_format == "channels_last" and not any(isinstance(m, nn.Conv2d) for m in net.module.modules()):
+        warn_once("execution.memory_format = channels_last does nothing: the network has no convolutions")
+    augment = config.augment
+    if isinstance(augment, Augment) and augment.pad_mode != type(augment)().pad_mode and not augment.crop:
+        warn_once(f"augment.pad_mode = {augment.pad_mode} does nothing without crop")
+    if config.evaluation.clients_every and config.evaluation.local_test == "none":
+        warn_once("evaluation.clients_every does nothing with local_test = none: clients have no test sets")
     if not config.stragglers and config.straggler_online != Run().straggler_online:
         log.warning("straggler_online = %g does nothing without stragglers", config.straggler_online)
     evaluation = config.evaluation
@@ -209,6 +248,14 @@ def _warn_idle_options(config: Run) -> None:
             "evaluation.holdout = %g is for local_test = holdout and does nothing with local_test = %s",
             evaluation.holdout, evaluation.local_test,
         )  # fmt: skip
+
+
+def _differs_from_default(config: Run, path: str) -> bool:
+    section, _, name = path.rpartition(".")
+    chosen: Any = getattr(config, section, None) if section else config
+    if not hasattr(chosen, name):
+        raise InputError(f"{config.method.name}.ignores names '{path}', which no run has; write one such as local.lr")
+    return bool(getattr(chosen, name) != getattr(type(chosen)(), name))
 
 
 def check_method(config: Run) -> Chain | None:
@@ -276,13 +323,18 @@ def _differ(one: Any, other: Any) -> bool:
 
 def make_executor(config: Run, task: Task) -> Executor:
     """Who does the clients' work."""
-    executor, part = _executor(config, task), "waiting" if config.execution.executor == "pool" else "rest"
+    executor, part = _executor(config, task), "waiting" if config.execution.executor in ("pool", "ray") else "rest"
     return ProfiledExecutor(executor, task.profile, part) if task.profile else executor
 
 
 def _executor(config: Run, task: Task) -> Executor:
     if config.execution.executor == "pool":
         return Pool(task, _workers(config, task), config.execution.retries)
+    if config.execution.executor == "ray":
+        from unskew.executors.ray.executor import OnRay  # an extra: the core runs without it
+
+        chosen = config.execution
+        return OnRay(task, chosen.workers, _most_at_once(task), chosen.retries, chosen.address, chosen.gpus)
     if config.execution.executor == "stacked":
         kind = CompiledStacked if config.execution.compile else Stacked
         return kind(task, config.execution.chunk)
@@ -291,5 +343,9 @@ def _executor(config: Run, task: Task) -> Executor:
 
 def _workers(config: Run, task: Task) -> int:
     """As many as asked for, else one per core this process may use; not more than ever have work at once."""
-    parts = -(-len(task.federation.dataset.test) // task.eval_batch)
-    return min(config.execution.workers or count_cores(), max(task.cohort_size, parts))
+    return min(config.execution.workers or count_cores(), _most_at_once(task))
+
+
+def _most_at_once(task: Task) -> int:
+    """How many jobs there ever are at once: clients of a round, parts of a test."""
+    return max(task.cohort_size, -(-len(task.federation.dataset.test) // task.eval_batch))

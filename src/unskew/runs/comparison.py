@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from unskew.base.errors import InputError
 from unskew.base.process import neutral_torch
@@ -38,6 +38,16 @@ class CellResult:
     """Which model is the method's product, as it declares."""
 
 
+class Place(NamedTuple):
+    """A resolved run, its data and the folder it is to have."""
+
+    run: Run
+    data: Dataset
+    path: Path
+
+
+Elsewhere = Callable[[Sequence[Place]], None]
+"""Runs cells somewhere else, such as on a cluster; afterwards their folders are here."""
 Announce = Callable[[Run, int, int], engine.Watch | None]
 """Called before each cell with its run, number and the number of all cells; gives who watches its rounds."""
 
@@ -52,8 +62,12 @@ def compare(
     data_dir: Path | None = None,
     dataset: Dataset | None = None,
     announce: Announce | None = None,
+    elsewhere: Elsewhere | None = None,
 ) -> list[CellResult]:
-    """Runs every method under every seed; finished cells are read back, interrupted ones are resumed."""
+    """Runs every method under every seed; finished cells are read back, interrupted ones are resumed.
+
+    `elsewhere`: who runs them, side by side, if not this process one after the other.
+    """
     names = [str(method) for method in methods]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice:
@@ -65,10 +79,13 @@ def compare(
     runs = [run.resolve(building.prepare_data(run, dataset=loaded)) for run in wanted]
     cells: list[CellResult] = []
     out = out.absolute()  # a slot may change the current folder
-    for run in runs:
+    places = [Place(run, loaded, out / "runs" / f"{run.method.name}-seed{run.seed}-{run.hash}") for run in runs]
+    finished = {place.path for place in places if RunFolder(place.path).finished}
+    if elsewhere is not None:
+        elsewhere(places)
+    for run, _, path in places:
         watch = announce(run, len(cells) + 1, len(runs)) if announce else None
-        path = out / "runs" / f"{run.method.name}-seed{run.seed}-{run.hash}"
-        cells.append(run_cell(run, path, loaded, watch))
+        cells.append(replace(run_cell(run, path, loaded, watch), reused=path in finished))
         _check_split(cells)
     return cells
 

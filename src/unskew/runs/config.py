@@ -28,7 +28,7 @@ from unskew.core.tolerance import USUAL, find_tolerance
 from unskew.data.dataset import Dataset
 from unskew.data.partition.splits import Split, splits
 from unskew.data.sources.base import Source, sources
-from unskew.data.transforms import Augment, transforms
+from unskew.data.transforms import Transform, transforms
 from unskew.measures.base import Measure, build_all
 from unskew.models.base import Architecture, architectures, build
 from unskew.runs import rules
@@ -64,7 +64,7 @@ class Run(Component):
         default=None, ge=0, lt=2**32, doc="seed of the split alone; default: from the run's seed"
     )
     pool_test: bool = param(default=False, doc="deal training and test samples to the clients together (FedAS)")
-    augment: Augment = param(default=transforms.build("none"), doc="augmentation of training batches")
+    augment: Transform = param(default=transforms.build("none"), doc="augmentation of training batches")
     clients: int | None = param(default=None, ge=1, doc="number of clients; default: what the split says, else 20")
     sample: float = param(default=1.0, gt=0, le=1, doc="share of the clients that take part in a round")
     dropout: float = param(default=0.0, ge=0, lt=1, doc="probability that a sampled client fails to reply")
@@ -172,10 +172,14 @@ class Run(Component):
 
     def to_toml(self) -> str:
         """The resolved run as a TOML file; its first line says which run it is, to notice edits."""
+        return _FIRST_LINE.format(self.hash) + tomli_w.dumps(self.to_plain())
+
+    def to_plain(self) -> Table:
+        """The run as nested tables that `from_table` reads."""
         table = {
             key: value for key, value in to_table(self).items() if key != "name" and (value or key not in RECORDED)
         }
-        return _FIRST_LINE.format(self.hash) + tomli_w.dumps({k: _without_name(k, value) for k, value in table.items()})
+        return {key: _without_name(key, value) for key, value in table.items()}
 
 
 RECORDED = ("code", "code_changes", "begun_in")
@@ -377,7 +381,8 @@ FLAGS = {
     "straggler_online": "straggler_online", "seed": "seed", "split_seed": "split_seed",
     "eval_every": "evaluation.every", "clients_every": "evaluation.clients_every",
     "local_test": "evaluation.local_test", "validation": "evaluation.validation", "executor": "execution.executor",
-    "workers": "execution.workers", "retries": "execution.retries", "checkpoint_every": "execution.checkpoint_every",
+    "workers": "execution.workers", "retries": "execution.retries", "address": "execution.address",
+    "gpus": "execution.gpus", "checkpoint_every": "execution.checkpoint_every",
     "chunk": "execution.chunk", "compile": "execution.compile", "memory_format": "execution.memory_format",
     "device": "execution.device", "precision": "execution.precision", "measure": "measure",
     "wire": "wire",

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
 
-from unskew.base import storage, tree
+from unskew.base import storage, tree, user_code
 from unskew.base.errors import InputError, SlotError, let_pass
 from unskew.base.json_text import to_json
 from unskew.base.process import prepare_process
@@ -39,6 +39,8 @@ from unskew.runs.models import Models, find_unused
 from unskew.runs.state_file import NAME, SERVER_NAME
 from unskew.runs.summary import check_summary, read_finished, summarise
 
+MakeExecutor = Callable[[Run, Task], Executor]
+"""Makes who does the clients' work."""
 log = logging.getLogger(__name__)
 Watch = Callable[[Row], None] | Observer
 """Called with the row of every finished round; or an observer, which sees more. It must not change anything."""
@@ -97,9 +99,14 @@ def run(
 
 
 def start(
-    prepared: Prepared, out: Path | str | None = None, *, watch: Watch | None = None, profile: Profile | None = None
+    prepared: Prepared,
+    out: Path | str | None = None,
+    *,
+    watch: Watch | None = None,
+    profile: Profile | None = None,
+    executor: MakeExecutor = make_executor,
 ) -> Result:
-    """Runs what was prepared, as `run` does."""
+    """Runs what was prepared, as `run` does; `executor`: makes who does the clients' work, if not as the run says."""
     folder = RunFolder(Path(out)) if out is not None else None  # now: a slot may change the current folder
     with prepare_process(prepared.config.execution.threads):
         task = prepared.task
@@ -107,11 +114,11 @@ def start(
         server = _try_server(config, task)
         task = replace(task, profile=profile)
         if folder is None:
-            return _Loop(config, task, None, watch).run(server)
+            return _Loop(config, task, None, watch, executor).run(server)
         folder.create(config)
         with folder.lock():
             task.federation.partition.save(folder.split)
-            return _Loop(config, task, folder, watch).run(server)
+            return _Loop(config, task, folder, watch, executor).run(server)
 
 
 def resume(
@@ -147,6 +154,18 @@ def resume(
         folder.drop_torn_lines()
         recorded = {key: getattr(config, key) for key in RECORDED}
         return _Loop(replace(settle(prepared.config, task), **recorded), task, folder, watch).run()
+
+
+def proceed(
+    path: Path | str, prepared: Prepared, *, watch: Watch | None = None, executor: MakeExecutor = make_executor
+) -> Result:
+    """Continues a run whose data are elsewhere, with what was prepared for it anew; the same code and settings."""
+    folder, config = RunFolder.open(Path(path))
+    if config.hash != prepared.config.hash:
+        raise InputError(f"{folder.path} is of run {config.hash}, but the run file gives {prepared.config.hash} now")
+    with prepare_process(config.execution.threads), folder.lock():
+        folder.drop_torn_lines()
+        return _Loop(prepared.config, prepared.task, folder, watch, executor).run()
 
 
 def _give_model(config: Run, model: Architecture, folder: RunFolder) -> Run:
@@ -187,7 +206,7 @@ def _change_executor(config: Run, executor: str, folder: RunFolder) -> Run:
     changed = replace(config, execution=rules.change(config.execution, executor=executor))
     if changed.hash != config.hash:
         begun = config.execution.executor
-        fitting = "stacked" if begun == "stacked" else "serial, pool or auto"
+        fitting = "stacked" if begun == "stacked" else "serial, pool, ray or auto"
         raise InputError(
             f"{folder.path} was begun with executor '{begun}'; to the last bit it continues with {fitting} only, "
             f"got '{executor}'; leave --executor out, or start another run"
@@ -216,8 +235,11 @@ def _try_server(config: Run, task: Task, always: bool = False) -> Groups | None:
 class _Loop:
     """One run at work: rounds, evaluation, rows, checkpoints."""
 
-    def __init__(self, config: Run, task: Task, folder: RunFolder | None, watch: Watch | None) -> None:
-        self.config, self.folder = config, folder
+    def __init__(
+        self, config: Run, task: Task, folder: RunFolder | None, watch: Watch | None,
+        executor: MakeExecutor = make_executor,
+    ) -> None:  # fmt: skip
+        self.config, self.folder, self._make_executor = config, folder, executor
         place, limit = folder.checkpoints if folder else None, config.execution.state_memory << 20
         self.store, self.remembered = StateStore(place, limit), StateStore(place, limit, SERVER_NAME)
         task = replace(task, server_store=self.remembered)
@@ -236,9 +258,9 @@ class _Loop:
 
     def run(self, server: Groups | None = None) -> Result:
         """Runs all rounds; `server` is the initial state, made here if it is not given and there is no checkpoint."""
-        result = None
+        result, loaded = None, user_code.Loaded()
         with prepare_process(self.config.execution.threads), self.task.device.set_tf32():
-            executor = make_executor(self.config, self.task)
+            executor = self._make_executor(self.config, self.task)
             try:
                 with open_part(self.task.profile, "rest"):
                     result = self._finish(self._run_rounds(executor, server))
@@ -247,12 +269,22 @@ class _Loop:
                 raise
             finally:
                 executor.close()
+                self._say_unrecorded(loaded)
                 if self.folder or result is None:  # else the result's client_model still asks for the states
                     self.store.close()
                     self.remembered.close()
                 if self.folder:
                     self.folder.close()
         return result
+
+    def _say_unrecorded(self, loaded: user_code.Loaded) -> None:
+        """A module that a slot imports by a name made up at run time is known only now."""
+        names = user_code.name_unrecorded(loaded.list_files(), self.config.code) if self.config.code else []
+        if names:
+            log.warning(
+                "%s was loaded during the run and is no part of its recorded code, so that nobody notices when it is "
+                "edited; import it by name at the top of your file, or name it in code_used", ", ".join(names),
+            )  # fmt: skip
 
     def _run_rounds(self, executor: Executor, server: Groups | None) -> Groups:
         server, done = self._begin(executor, server)
@@ -387,6 +419,9 @@ class _Loop:
         if row.get("excluded") and not any(known.get("excluded") for known in earlier):
             left_out = f"clients {row['excluded']} sent {faults}, and are left out"
             log.warning("round %d: %s (later rounds only in rounds.jsonl)", number, left_out)
+        if _is_empty(row) and not any(map(_is_empty, earlier)):
+            left = "every sampled client dropped out, so that the model stays as it is"
+            log.warning("round %d: %s (later rounds only in rounds.jsonl)", number, left)
         if "stopped" in row:
             log.warning(
                 "round %d: %s: the run diverged and stops here, with the state before this round; lower lr, or look at "
@@ -496,3 +531,8 @@ def _key(row: Row) -> tuple[int, int, bool]:
 def _are_finite(found: list[Row]) -> bool:
     """Whether no loss of a test is NaN or infinite."""
     return all(math.isfinite(row.get("loss", 0.0)) for row in found)
+
+
+def _is_empty(row: Row) -> bool:
+    """Whether nobody replied in a round."""
+    return bool(row.get("clients")) and set(row.get("dropped", ())) >= set(row["clients"])

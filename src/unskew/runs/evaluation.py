@@ -79,7 +79,8 @@ def _compute_scores(
 
     jobs = (Job("personal", round_, k, message(k), store.get(k), size=size(k)) for k in clients)
     for reply in executor.run(jobs):
-        yield reply.client, reply.groups["score"]
+        if not reply.fault:
+            yield reply.client, reply.groups["score"]
 
 
 def _labels(task: Task, kind: Kind) -> Tensor:

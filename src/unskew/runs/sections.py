@@ -96,14 +96,20 @@ class Evaluation(Component):
 
 @section
 class Execution(Component):
-    """How the work is done. `serial` and `pool` give the same bits; what changes rounding is part of the hash."""
+    """How the work is done. `serial`, `pool`, `ray` give the same bits; what changes rounding is part of the hash."""
 
-    executor: Literal["serial", "pool", "stacked", "auto"] = param(
+    executor: Literal["serial", "pool", "stacked", "ray", "auto"] = param(
         default="serial",
         doc="who does the clients' work; auto: stacked for tiny dense networks, else serial or pool by a quick trial",
     )
-    workers: int = param(default=0, ge=0, doc="processes of the pool; 0: one per core")
-    retries: int = param(default=0, ge=0, doc="how often a job whose worker died is given to a new one")
+    workers: int = param(default=0, ge=0, doc="processes of the pool, actors on ray; 0: one per core")
+    retries: int = param(
+        default=0, ge=0, doc="how often a job whose worker died is given to a new one; on ray 3 or more"
+    )
+    address: str = param(
+        default="", doc="a Ray cluster, such as 10.0.0.5:6379 or auto; empty: one of this machine alone"
+    )
+    gpus: float = param(default=0.0, ge=0, doc="GPUs of each actor on ray, such as 0.25")
     chunk: int = param(default=0, ge=0, doc="clients that `stacked` runs at once; 0: as many as fit 1 GiB, at most 64")
     compile: bool = param(default=False, doc="`stacked` compiles the local step (torch.compile's backend)")
     memory_format: Literal["auto", "contiguous", "channels_last"] = param(
@@ -124,7 +130,7 @@ class Execution(Component):
 
     @property
     def rounding(self) -> Table:
-        """What may change the last bits of a result: equal for `serial` and `pool`, whatever their workers."""
+        """What may change the last bits of a result: equal for `serial`, `pool` and `ray`, whatever their workers."""
         stacked = {"chunk": self.chunk, "compile": self.compile} if self.executor == "stacked" else None
         return {
             "threads": self.threads,  # sums are split among them
@@ -136,9 +142,9 @@ class Execution(Component):
 
     def check(self) -> None:
         """An error where options do not fit together, or the machine lacks what they ask for."""
-        if self.executor == "pool" and self.threads > 1:
+        if self.executor in ("pool", "ray") and self.threads > 1:
             raise InputError(
-                f"executor 'pool' runs one thread in each worker, got execution.threads = {self.threads}; "
+                f"executor '{self.executor}' runs one thread in each worker, got execution.threads = {self.threads}; "
                 "set it to 1 and take more workers, or use executor 'serial'"
             )
         device = Device.from_name(self.device)
@@ -149,12 +155,16 @@ class Execution(Component):
                 f"execution.compile compiles the steps of executor 'stacked', got '{self.executor}'; "
                 "add --executor stacked"
             )
-        idle = (("chunk", self.chunk, "stacked"), ("workers", self.workers, "pool"), ("retries", self.retries, "pool"))
+        idle = (
+            ("chunk", self.chunk, ("stacked",)), ("workers", self.workers, ("pool", "ray")),
+            ("retries", self.retries, ("pool", "ray")), ("address", self.address, ("ray",)),
+            ("gpus", self.gpus, ("ray",)),
+        )  # fmt: skip
         for option, value, needed in idle:
-            if value and self.executor not in (needed, "auto"):
-                _warn(
-                    f"execution.{option} (--{option}) is for executor '{needed}' and does nothing with "
-                    f"'{self.executor}'; add --executor {needed}, or leave it out"
+            if value and self.executor not in (*needed, "auto"):
+                warn_once(
+                    f"execution.{option} (--{option}) is for executor '{needed[0]}' and does nothing with "
+                    f"'{self.executor}'; add --executor {needed[0]}, or leave it out"
                 )
         if self.executor == "stacked" and self.memory_format == "channels_last":
             raise InputError(
@@ -163,6 +173,6 @@ class Execution(Component):
 
 
 @functools.lru_cache(maxsize=16)
-def _warn(text: str) -> None:
+def warn_once(text: str) -> None:
     """Says it once, however many runs of a comparison it is true of."""
     log.warning(text)

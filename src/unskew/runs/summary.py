@@ -113,3 +113,8 @@ def check_summary(config: Run, summary: Row, path: Path) -> None:
             f"{path / 'run.toml'} gives run {config.hash}, but summary.json is of {summary.get('run')}; "
             "restore the one that was edited"
         )
+    about = {key: str(getattr(config, key)) for key in ("method", "data", "model", "split")}
+    for key, value in {**about, "seed": config.seed}.items():
+        if summary.get(key, value) != value:
+            found = f"{path / 'summary.json'} says {key} {summary[key]}, but run.toml {value}"
+            raise EditedRun(f"{found}; restore the one that was edited")

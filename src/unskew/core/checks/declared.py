@@ -118,7 +118,8 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "output": ("global", "personal", "both", "tuned"),
     "buffer_policy": (None, "average", "local", "reset"),
 }
-_EXAMPLES = {"personal": '("head.*",)', "frozen": '("head.*",)', "offers": '("prototypes",)'}
+_EXAMPLES = {"personal": '("head.*",)', "frozen": '("head.*",)', "offers": '("prototypes",)',
+             "ignores": '("local.epochs",)'}  # fmt: skip
 
 
 def check_declarations(method: Method) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import lzma
 import math
 import zipfile
@@ -18,6 +19,7 @@ from unskew.data.dataset import Samples
 Array = np.ndarray[Any, Any]
 Arrays = dict[str, Array]
 
+log = logging.getLogger(__name__)
 SPLIT_SEED = 0
 """Splits made here never depend on the seed of a run."""
 
@@ -31,7 +33,7 @@ UNREADABLE = (
 
 
 def to_inputs(array: Array, where: str) -> Tensor:
-    """Images as uint8 [N, C, H, W]; features and float images as float32."""
+    """Images as uint8 [N, C, H, W], flat ones as uint8 [N, D]; features and float images as float32."""
     if array.dtype.kind not in "uifb":
         raise InputError(f"{where}: expected numbers, got {array.dtype}; save images or features as numbers")
     if array.ndim not in (2, 3, 4):
@@ -44,6 +46,13 @@ def to_inputs(array: Array, where: str) -> Tensor:
         array = _channels_first(array, where)
         if array.dtype.kind != "f":
             return torch.from_numpy(np.require(_bytes(array, where), requirements=WRITABLE))
+    elif array.dtype == np.uint8:  # grey values, as in a Dataset
+        return torch.from_numpy(np.require(array, requirements=WRITABLE))
+    elif array.dtype.kind in "iu" and array.size and array.min() >= 0 and 16 < array.max() <= 255:
+        log.warning(
+            "%s: integer features up to %d are used as they are; if they are grey values, save them as uint8",
+            where, array.max(),
+        )  # fmt: skip
     return torch.from_numpy(np.require(array, np.float32, WRITABLE))
 
 
@@ -61,6 +70,11 @@ def _channels_first(array: Array, where: str) -> Array:
     if array.shape[1] in (1, 3) and array.shape[3] not in (1, 3):
         return array
     if array.shape[3] in (1, 3, 4):
+        if array.shape[1] in (1, 3, 4):
+            log.warning(
+                "%s: images of shape %s are read as [N, H, W, C]; if the channels come first, hand them over from "
+                "Python as a Dataset", where, array.shape,
+            )  # fmt: skip
         return np.moveaxis(array, 3, 1)
     if array.shape[1] in (1, 3, 4):
         return array

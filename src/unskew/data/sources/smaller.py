@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from typing import Any
 
@@ -14,6 +15,8 @@ from unskew.data.files.arrays import neutral_scale
 from unskew.data.files.finder import Finder
 from unskew.data.normalisation import normalise_by
 from unskew.data.sources.base import About, Source, sources
+
+log = logging.getLogger(__name__)
 
 
 @sources.register("part")
@@ -43,6 +46,8 @@ class Part(Source):
 def _choose(y: torch.Tensor, groups: torch.Tensor | None, number: int, rng: torch.Generator) -> torch.Tensor:
     """Positions of so many samples: of every class and group in turn, in a random order."""
     if number >= len(y):
+        if number > len(y):
+            log.warning("part: %d samples were asked for, there are %d; all of them are taken", number, len(y))
         return torch.arange(len(y))
     kinds = y if groups is None else y + (int(y.max()) + 1) * groups
     shuffled = torch.randperm(len(y), generator=rng)

@@ -26,7 +26,8 @@ YOURS = About("as many as you have", licence="yours")
 class Npz(Source):
     """Your own .npz: `train_images`, `train_labels`, `test_images`, `test_labels`, or `images` and `labels`.
 
-    Images are uint8 [N, H, W], [N, H, W, C] or [N, C, H, W]; features are float [N, D] and used as they are. Optional:
+    Images are uint8 [N, H, W], [N, H, W, C] or [N, C, H, W], flat ones [N, D]; features are float [N, D] and used as
+    they are. Optional:
     `classes` (names), `train_clients` or `train_domains` (the natural client or domain of every training sample).
     """
 

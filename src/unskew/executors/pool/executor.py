@@ -16,8 +16,8 @@ from unskew.base.errors import ClientError, InputError, name_worker
 from unskew.core.jobs import Job, Reply
 from unskew.core.task import Task
 from unskew.executors.pool.shared_memory import SharedTensors
-from unskew.executors.pool.window import Window
 from unskew.executors.pool.worker import STILL_AT_WORK, Worker
+from unskew.executors.window import Window
 
 log = logging.getLogger(__name__)
 

@@ -5,22 +5,12 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from unskew.base.tree import Groups
-
-Place = Sequence[Any]
-"""Where a tensor is: (type, shape, strides, offset in bytes); plain values that JSON carries."""
-Layout = dict[str, dict[str, Place]]
-
-A = TypeVar("A")
-B = TypeVar("B")
-
-_ALIGN = 64  # equal alignment everywhere, so that vectorised sums round alike in every process
+from unskew.executors.packing import Block, Layout, Place, end_of, find_place, map_groups, padded
 
 
 class SharedTensors:
@@ -33,14 +23,14 @@ class SharedTensors:
         else:
             with tempfile.TemporaryFile() as file:
                 self._file = os.dup(file.fileno())
-        self._block = _Block(torch.empty(0, dtype=torch.uint8))
+        self._block = Block(torch.empty(0, dtype=torch.uint8))
         self._end = 0
         self._known: dict[int, tuple[Tensor, Place]] = {}
 
     def close(self) -> None:
         """Frees the memory, once no view into it is left."""
         self.clear()
-        self._block = _Block(torch.empty(0, dtype=torch.uint8))
+        self._block = Block(torch.empty(0, dtype=torch.uint8))
         os.close(self._file)
 
     def clear(self) -> None:
@@ -61,8 +51,8 @@ class SharedTensors:
         known = self._known.get(id(value))
         if known is not None:
             return known[1]
-        place = (str(value.dtype).removeprefix("torch."), tuple(value.shape), _dense_strides(value), self._end)
-        end = _padded(self._end + value.numel() * value.element_size())
+        place = find_place(value, self._end)
+        end = padded(self._end + value.numel() * value.element_size())
         self._reserve(end)
         self._block.view(place).copy_(value.detach())
         self._end = end
@@ -78,7 +68,7 @@ class SharedTensors:
 
     def view(self, place: Place) -> Tensor:
         """A tensor in the shared memory: the next `clear` at the other side makes it invalid."""
-        self._map(_end_of(place))
+        self._map(end_of(place))
         return self._block.view(place)
 
     def copy(self, layout: Layout) -> Groups:
@@ -86,15 +76,15 @@ class SharedTensors:
         places = [place for tree in layout.values() for place in tree.values()]
         if not places:
             return {group: {} for group in layout}
-        start, end = min(place[3] for place in places), max(map(_end_of, places))
+        start, end = min(place[3] for place in places), max(map(end_of, places))
         self._map(end)
-        block = _Block(self._block.raw[start:end].clone())
+        block = Block(self._block.raw[start:end].clone())
         return map_groups(lambda place: block.view(place, start), layout)
 
     def _reserve(self, size: int) -> None:
         if size > self._block.size and size > os.fstat(self._file).st_size:
             # real allocation: a full memory is an error here and not a crash at the first write
-            wanted = _padded(size + size // 4 + (1 << 20))
+            wanted = padded(size + size // 4 + (1 << 20))
             if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(self._file, 0, wanted)
             else:
@@ -105,41 +95,4 @@ class SharedTensors:
         if self._block.size < size:
             # the old map lives as long as tensors that use it
             memory = mmap.mmap(self._file, os.fstat(self._file).st_size)
-            self._block = _Block(torch.frombuffer(memory, dtype=torch.uint8))
-
-
-def map_groups(change: Callable[[A], B], groups: Mapping[str, Mapping[str, A]]) -> dict[str, dict[str, B]]:
-    """The groups with every entry changed: tensors to their places, places to their tensors."""
-    return {group: {name: change(entry) for name, entry in tree.items()} for group, tree in groups.items()}
-
-
-class _Block:
-    """Bytes, seen as tensors of any type."""
-
-    def __init__(self, raw: Tensor) -> None:
-        self.raw, self.size = raw, len(raw)
-        self._typed: dict[str, Tensor] = {}
-
-    def view(self, place: Place, start: int = 0) -> Tensor:
-        """The tensor at a place; the block begins `start` bytes behind the beginning of the memory."""
-        kind, shape, strides, offset = place[:4]
-        flat = self._typed.get(kind)
-        if flat is None:
-            flat = self._typed[kind] = self.raw.view(getattr(torch, kind))
-        return flat.as_strided(shape, strides, (offset - start) // flat.element_size())
-
-
-def _dense_strides(value: Tensor) -> tuple[int, ...]:
-    """Those of the tensor where it has no gaps (so channels_last stays channels_last), else those of its clone."""
-    return value.stride() if value.is_contiguous() else torch.empty_like(value, device="meta").stride()
-
-
-def _end_of(place: Place) -> int:
-    count: int = getattr(torch, place[0]).itemsize
-    for length in place[1]:
-        count *= length
-    return _padded(place[3] + count)
-
-
-def _padded(size: int) -> int:
-    return -(-size // _ALIGN) * _ALIGN
+            self._block = Block(torch.frombuffer(memory, dtype=torch.uint8))

@@ -21,14 +21,16 @@ import torch
 from torch import Tensor
 
 from unskew.base import progress
-from unskew.base.errors import ClientError, InputError, is_from_signal, one_line
+from unskew.base.errors import InputError, is_from_signal
 from unskew.base.process import keep_freed_memory
 from unskew.base.tree import Groups
-from unskew.core.checks.faults import CAUGHT, explain
+from unskew.base.user_code import Loaded
 from unskew.core.jobs import Job, Reply
 from unskew.core.task import Task
+from unskew.executors.answers import answer, read_job, read_reply
+from unskew.executors.packing import Layout, map_groups
 from unskew.executors.pool.forked import Forked
-from unskew.executors.pool.shared_memory import Layout, SharedTensors, map_groups
+from unskew.executors.pool.shared_memory import SharedTensors
 
 STILL_AT_WORK = Reply(client=-1)
 
@@ -116,15 +118,7 @@ class Worker:
             return None
         job, self.job = self.job, None
         self.inputs.clear()
-        if "error" in header:
-            if header["input"]:
-                raise InputError(header["error"])
-            # what it changed in place is the worker's copy
-            about = {"method": header["method"], "slot": header["slot"]}
-            raise ClientError(job.client, job.round, header["error"], header["details"], **about)
-        # two blocks: the state stays, the groups are merged and freed
-        groups, state = self.replies.copy(header.pop("groups")), self.replies.copy(header.pop("state"))
-        return Reply(groups=groups, state=state, **header)
+        return read_reply(header, job, self.replies.copy)
 
     def clean_up_dead(self) -> str:
         """Frees what is left of a dead process; says how it died."""
@@ -169,15 +163,16 @@ def _serve(
         other.close()  # or the end of the parent would go unnoticed here
     progress.listen(lambda *said: _send_progress(pipe, said))
     torch.set_num_threads(1)  # OpenMP's threads do not survive a fork: with several it would wait for them for ever
+    loaded = Loaded()
     while True:
         try:
             header = json.loads(pipe.recv_bytes())
         except (EOFError, OSError):
             os._exit(0)
-        message, state = _read(header.pop("message"), inputs), _read(header.pop("state"), inputs)
-        job = Job(message=message, state=state, **{**header, "part": tuple(header["part"])})
+        job = read_job(header, _read(header.pop("message"), inputs), _read(header.pop("state"), inputs))
+        replies.clear()
         with contextlib.suppress(BrokenPipeError):  # the parent left; the next read ends this worker
-            pipe.send_bytes(json.dumps(_answer(task, job, replies)).encode())
+            pipe.send_bytes(json.dumps(answer(task, job, replies.write, loaded)).encode())
 
 
 def _send_progress(pipe: Connection, said: tuple[Any, ...]) -> None:
@@ -187,20 +182,6 @@ def _send_progress(pipe: Connection, said: tuple[Any, ...]) -> None:
 
 def _read(layout: Layout, inputs: tuple[SharedTensors, SharedTensors]) -> Groups:
     return map_groups(lambda place: inputs[place[4]].view(place), layout)
-
-
-def _answer(task: Task, job: Job, replies: SharedTensors) -> dict[str, Any]:
-    try:
-        reply = task.profile.work(task, job) if task.profile else task.work(job)
-        replies.clear()
-        plain = {"diagnostics": dict(reply.diagnostics), "profile": dict(reply.profile)}
-        groups, state = replies.write(reply.groups), replies.write(reply.state)
-        return {**reply._asdict(), **plain, "groups": groups, "state": state}
-    except InputError as error:
-        return {"error": one_line(error), "input": True}
-    except (*CAUGHT, KeyboardInterrupt) as error:  # no signal's: they are ignored here
-        found = explain(error)
-        return {"error": found.what, "input": False, **found._asdict()}
 
 
 def _die_with(parent: int) -> None:

@@ -112,6 +112,8 @@ class FedSOL(Wrapper):
     beta: float = param(default=1.0, ge=0, doc="strength of L_p in A2 to A6", source="our choice; the paper gives none")
     projection: bool = param(default=False, doc="ablation: project the local gradient instead (eq. 3)", source="paper")
 
+    stacked_tolerance = 0.2  # rounding of a small g_p turns g_p / ||g_p||, and with it the step
+
     # ------------------------------------------------------------------------------------ a local step
 
     def gradient(self, c: ClientContext, params: Tree, batch: Batch) -> Tree:

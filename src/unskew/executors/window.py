@@ -54,6 +54,10 @@ class Window:
             if not self._users[key]:
                 del self._users[key]  # the tensor may go, and its id be used again
 
+    def give_back(self, index: int, job: Job) -> None:
+        """A job that was handed out and not done: it waits again."""
+        self._waiting[index] = job
+
     def pop_due(self) -> Reply:
         """The reply whose turn it is; it must be `ready`."""
         reply = self._replies.pop(self._merged)

@@ -1,0 +1,233 @@
+"""What a fifth trial by a newcomer found: how data are read, options that do nothing, code that is loaded by name."""
+
+import json
+import logging
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import unskew
+from trials import SMALL, play
+from unskew.base.errors import InputError
+from unskew.cli import main
+from unskew.core.method import methods
+from unskew.core.tolerance import USUAL, find_tolerance
+from unskew.runs import sections
+
+
+def call(capsys, *words):
+    """Exit code, standard output, standard error."""
+    with pytest.raises(SystemExit) as ended:
+        main(list(words))
+    said = capsys.readouterr()
+    return ended.value.code, said.out, said.err
+
+
+def said(caplog):
+    return "\n".join(record.getMessage() for record in caplog.records)
+
+
+# ---------------------------------------------------------------------------------------------- data
+
+RNG = np.random.RandomState(0)
+FLAT, LABELS = RNG.randint(256, size=(60, 64)).astype(np.uint8), np.arange(60) % 3
+
+
+def make(x):
+    parts = unskew.Samples(x[:40], LABELS[:40]), unskew.Samples(x[40:], LABELS[40:])
+    return unskew.Dataset("mine", *parts, classes=("a", "b", "c"), mean=(0.5,), std=(0.5,))
+
+
+def test_flat_grey_values_of_a_file_are_those_of_a_dataset(tmp_path):
+    np.savez(tmp_path / "flat.npz", images=FLAT, labels=LABELS, test_images=FLAT, test_labels=LABELS)
+    read = unskew.load(f"npz:{tmp_path / 'flat.npz'}")
+    assert read.train.x.dtype == torch.uint8 and (read.mean, read.std) == ((0.5,), (0.5,))
+    given = play(data=make(FLAT), clients=2)
+    assert given.server["model"]["body.1.weight"].shape[1] == 64
+
+
+def test_integer_features_that_look_like_grey_values_are_said(tmp_path, caplog):
+    np.savez(tmp_path / "flat.npz", images=FLAT.astype(np.int64), labels=LABELS)
+    assert unskew.load(f"npz:{tmp_path / 'flat.npz'}").train.x.dtype == torch.float32
+    assert "integer features up to 255 are used as they are; if they are grey values, save them as uint8" in said(
+        caplog
+    )
+
+
+@pytest.mark.parametrize("shape", [(8, 8, 1), (16, 4, 1), (8, 8, 3)])
+def test_channels_that_may_come_last_are_said(shape, caplog):
+    make(RNG.randint(256, size=(60, *shape)).astype(np.uint8))
+    assert f"are {shape[0]} channels of {shape[1]}x{shape[2]} here; if the channels come last" in said(caplog)
+
+
+def test_channels_first_are_not(caplog):
+    make(RNG.randint(256, size=(60, 3, 8, 3)).astype(np.uint8))
+    assert "channels" not in said(caplog)
+
+
+def test_a_file_whose_channels_may_be_on_either_side_is_said(tmp_path, caplog):
+    np.savez(tmp_path / "both.npz", images=RNG.randint(256, size=(60, 3, 8, 3)).astype(np.uint8), labels=LABELS)
+    unskew.load(f"npz:{tmp_path / 'both.npz'}")
+    assert "are read as [N, H, W, C]; if the channels come first" in said(caplog)
+
+
+# ------------------------------------------------------------------------------- options that do nothing
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"method": "fedaf(ipc=1, steps=1, server_epochs=1)", "lr": 0.3, "momentum": 0.9},
+         "fedaf does not use local.batch, local.lr, local.momentum, which the run sets"),
+        ({"method": "local(epochs=1)", "epochs": 3}, "local does not use local.epochs"),
+        ({"method": "fedbn", "model": "cnn8(norm=batch)", "buffers": "reset"}, "local.buffers = reset does nothing"),
+        ({"buffers": "local"}, "local.buffers = local does nothing: the network keeps no statistics"),
+        ({"clients_every": 1, "local_test": "none"}, "evaluation.clients_every does nothing with local_test = none"),
+    ],
+)  # fmt: skip
+def test_an_option_that_does_nothing_is_said(options, line, caplog):
+    sections.warn_once.cache_clear()  # said once in a process
+    play(**{**options, "seed": 77})
+    assert line in said(caplog)
+
+
+def test_what_a_method_ignores_must_be_a_setting():
+    @unskew.registries.methods.register("test_fifth_ignores")
+    class Ignores(unskew.Method):
+        """Names what no run has."""
+
+        ignores = ("local.rate",)
+
+    with pytest.raises(InputError, match=r"ignores names 'local.rate', which no run has"):
+        play(method="test_fifth_ignores")
+
+
+def test_a_wire_of_a_method_that_sends_nothing_is_refused():
+    with pytest.raises(InputError, match="local sends nothing that clip could touch"):
+        play(method="local(epochs=1)", wire="clip(norm=0.001)")
+
+
+# ----------------------------------------------------------------------------------- code loaded by name
+
+PLUGIN = """
+import importlib
+from unskew import Method, registries, tree
+
+@registries.methods.register("test_fifth_{name}")
+class ByName(Method):
+    "Loads a helper by a name made up at run time."
+    def {slot}:
+        factor = importlib.import_module("fifth" + "_helper_{name}").factor()
+        return {result}
+"""
+SLOTS = {
+    "server": ("update(self, s, server, merged)",
+               'super().update(s, server, {**merged, "delta": tree.scale(merged["delta"], factor)})'),
+    "client": ("train(self, c, params)", "tree.scale(super().train(c, params), factor)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("executor", ["serial", "pool"])
+@pytest.mark.parametrize("side", SLOTS)
+def test_a_module_that_is_loaded_by_name_is_said(tmp_path, monkeypatch, caplog, side, executor):
+    name = f"{side}_{executor}"
+    slot, result = SLOTS[side]
+    (tmp_path / "plug.py").write_text(
+        PLUGIN.replace("{name}", name).replace("{slot}", slot).replace("{result}", result)
+    )
+    (tmp_path / f"fifth_helper_{name}.py").write_text("def factor():\n    return 0.5\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    unskew.run(
+        **{**SMALL, "plugins": [str(tmp_path / "plug.py")], "method": f"test_fifth_{name}", "executor": executor}
+    )
+    assert f"fifth_helper_{name}.py was loaded during the run and is no part of its recorded code" in said(caplog)
+
+
+# ------------------------------------------------------------------------------------------- networks
+
+
+class StochasticDepth(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.fc = nn.Linear(64, 8), nn.Linear(8, 8), nn.Linear(8, 10)
+
+    def forward(self, x):
+        hidden = self.first(x.flatten(1)).relu()
+        if not self.training or torch.rand(()) < 0.3:
+            hidden = hidden + self.second(hidden).relu()
+        return self.fc(hidden)
+
+
+class Unused(StochasticDepth):
+    def forward(self, x):
+        return self.fc(self.first(x.flatten(1)).relu())
+
+
+@pytest.mark.parametrize(("network", "warned"), [(StochasticDepth, False), (Unused, True)])
+def test_a_layer_that_is_skipped_at_random_is_no_unused_one(network, warned, caplog):
+    for seed in range(4):
+        torch.manual_seed(seed)
+        unskew.run(**{**SMALL, "model": network(), "head": "fc", "rounds": 1})
+    assert ("does not depend on body.second" in said(caplog)) is warned
+
+
+def test_fedsol_promises_what_was_measured():
+    assert find_tolerance(methods.build("fedsol")) == 0.2 > USUAL
+
+
+# --------------------------------------------------------------------------------- files and reproductions
+
+
+@pytest.mark.parametrize(("key", "value"), [("method", "fedavg"), ("seed", 5), ("model", "cnn8")])
+def test_a_summary_that_was_edited_is_refused(tmp_path, key, value):
+    play(method="scaffold", out=tmp_path / "run")
+    path = tmp_path / "run/summary.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
+    with pytest.raises(InputError, match=f"says {key} {value}, but run.toml"):
+        unskew.resume(tmp_path / "run")
+
+
+@pytest.fixture
+def queue(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("UNSKEW_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "queue.txt"
+
+
+@pytest.mark.parametrize("option", [["--scale", "smoke"], ["--seeds", "2"], ["--json"], ["--rows", "x"]])
+def test_a_queue_refuses_options_that_are_in_its_file(queue, capsys, option):
+    queue.write_text("fedblade/t11\n")
+    code, _, errors = call(capsys, "reproduce", "--queue", str(queue), *option)
+    assert code == 2 and "--queue takes tables, rows, columns, scale and seeds from its file" in errors
+
+
+def test_a_dry_run_of_a_queue_runs_nothing(queue, capsys):
+    queue.write_text('fedas/t4 --columns "P=0.2" --rows "PA=1, CS=1" --seeds 1 --scale smoke\nfedblade/t11\n')
+    code, out, _ = call(capsys, "reproduce", "--queue", str(queue), "--dry-run", "-q")
+    assert code == 0 and "fedas/t4" in out and "fedblade/t11" in out
+    assert not (queue.parent / "reproductions").exists()
+
+
+def test_a_wrong_column_of_a_queue_is_named_with_its_line(queue, capsys):
+    queue.write_text('# first\nfedas/t4 --columns "P=0.9"\n')
+    code, _, errors = call(capsys, "reproduce", "--queue", str(queue))
+    assert code == 2 and "queue.txt, line 2: fedas/t4 has no column 'P=0.9'" in errors.replace("\n", " ")
+
+
+def test_a_table_of_other_cells_is_kept(queue, capsys, caplog):
+    words = ["reproduce", "fedas/t4", "--seeds", "1", "--scale", "smoke", "-q", "--rows"]
+    folder = queue.parent / "reproductions/smoke/fedas-t4"
+    for rows in ("PA=1, CS=1", "PA=0, CS=0", "PA=0, CS=0"):
+        assert call(capsys, *words, rows, "--columns", "P=0.2")[0] == 0
+    assert "PA=0" in (folder / "table.md").read_text()
+    [earlier] = (folder / "earlier").iterdir()  # the same cells again replace their own table
+    assert "| PA=1, CS=1 |" in (earlier / "table.md").read_text()
+    queue.write_text('fedas/t4 --columns "P=0.2" --rows "PA=1, CS=1" --seeds 1 --scale smoke\n'
+                     'fedas/t4 --columns "P=0.2" --rows "PA=0, CS=0" --seeds 1 --scale smoke\n')  # fmt: skip
+    with caplog.at_level(logging.WARNING):
+        assert call(capsys, "reproduce", "--queue", str(queue), "--workers", "1", "-q")[0] == 0
+    both = (folder / "table.md").read_text()
+    assert "| PA=1, CS=1 |" in both and "| PA=0, CS=0 |" in both
