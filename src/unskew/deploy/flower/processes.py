@@ -1,0 +1,167 @@
+"""Flower's own commands with the right flags: the server's link, the sites' nodes, a run of the app."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from unskew.base import storage
+from unskew.base.errors import InputError
+from unskew.deploy.folder import DeployFolder, Deployment
+
+CONNECTION = "unskew"
+"""What the server is called in Flower's own file of connections."""
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def find_command(name: str) -> str:
+    """A command of Flower's, beside this interpreter or on the path."""
+    found = shutil.which(name, path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+    if found is None:
+        raise InputError(
+            "deployment needs Flower; install it with: pip install 'unskew[flower]' (Python 3.11 or newer)"
+        )
+    return found
+
+
+def make_environment(home: Path) -> dict[str, str]:
+    """Nothing is sent out, nothing installed, and Flower's state is in a folder of its own."""
+    return {
+        **os.environ, "FLWR_HOME": str(home), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1", "OMP_NUM_THREADS": "1",
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+    }  # fmt: skip
+
+
+def split_address(address: str, secure: bool) -> tuple[str, int]:
+    """Host and port; plain text is for this machine alone."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise InputError(f"expected an address such as 10.0.0.5:18000, got '{address}'")
+    if not secure and host not in LOOPBACK:
+        raise InputError(f"without TLS only 127.0.0.1 may be used, got '{host}'; make the deployment with --secure")
+    return host, int(port)
+
+
+def find_free_port() -> int:
+    """A port of this machine that nobody uses now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+# -------------------------------------------------------------------------------------------- the server
+
+
+def start_link(folder: DeployFolder, about: Deployment, log: Path) -> subprocess.Popen[bytes]:
+    """Flower's server process, which carries messages; it keeps what it knows of sites in a database."""
+    host, port = split_address(about.address, about.secure)
+    words = [find_command("flower-superlink"), "--host", host, "--port", str(port), "--database",
+             str(folder.server / "state.db"), "--disable-runtime-dependency-installation"]  # fmt: skip
+    if about.secure:
+        at = folder.server
+        words += ["--ssl-ca-certfile", str(at / "ca.crt"), "--ssl-certfile", str(at / "server.crt"), "--ssl-keyfile",
+                  str(at / "server.key"), "--enable-supernode-auth"]  # fmt: skip
+    else:
+        words.append("--insecure")
+    home = folder.server / "flower"
+    home.mkdir(exist_ok=True)
+    _write_connection(home, folder, about)
+    return _start(words, home, log, folder.server)
+
+
+def _write_connection(home: Path, folder: DeployFolder, about: Deployment) -> None:
+    own: dict[str, Any] = {"address": about.address}
+    own |= {"root-certificates": str(folder.server / "ca.crt")} if about.secure else {"insecure": True}
+    text = tomli_w.dumps({"superlink": {"default": CONNECTION, CONNECTION: own}})
+    storage.write_atomic(home / "config.toml", text.encode())
+
+
+def _start(words: Sequence[str], home: Path, log: Path, folder: Path) -> subprocess.Popen[bytes]:
+    with log.open("ab") as file:
+        return subprocess.Popen(
+            words, env=make_environment(home), cwd=folder, stdin=subprocess.DEVNULL, stdout=file,
+            stderr=subprocess.STDOUT,
+        )  # fmt: skip
+
+
+def call_flower(folder: DeployFolder, *words: str, seconds: float = 120) -> Any:
+    """What a command of Flower's answers, as JSON."""
+    home = folder.server / "flower"
+    done = subprocess.run(
+        [find_command("flwr"), *words, "--format", "json"], env=make_environment(home), cwd=folder.server,
+        capture_output=True, text=True, timeout=seconds,
+    )  # fmt: skip
+    try:
+        start = done.stdout.index("{")
+        answer = json.loads(done.stdout[start:])
+    except ValueError:
+        said = (done.stdout + done.stderr).strip().splitlines()
+        raise InputError(f"Flower refused '{words[0]}': {said[-1] if said else 'it says nothing'}") from None
+    return answer
+
+
+def wait_for_link(folder: DeployFolder, about: Deployment, link: subprocess.Popen[bytes], seconds: float = 60) -> None:
+    """Until the server answers."""
+    host, port = split_address(about.address, about.secure)
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if link.poll() is not None:
+            raise InputError(f"Flower's server ended at once; see {folder.server / 'link.log'}")
+        with socket.socket() as probe:
+            probe.settimeout(1)
+            if probe.connect_ex((host, port)) == 0:
+                return
+        time.sleep(0.2)
+    raise InputError(f"Flower's server did not answer at {about.address} within {seconds:g} s")
+
+
+def register_sites(folder: DeployFolder, about: Deployment) -> dict[str, int]:
+    """Makes the sites' keys known to the server, each once; which node is which site."""
+    known: dict[str, int] = json.loads(folder.nodes_file.read_text()) if folder.nodes_file.exists() else {}
+    for name in about.sites:
+        if name not in known:
+            answer = call_flower(folder, "supernode", "register", str(folder.site(name) / "key.pub"), CONNECTION)
+            if "node-id" not in answer:
+                raise InputError(f"Flower refused the key of site '{name}': {answer.get('error-message', answer)}")
+            known[name] = int(answer["node-id"])
+            storage.write_atomic(folder.nodes_file, json.dumps(known).encode())
+    return known
+
+
+def start_run(folder: DeployFolder, run: str, proceed: bool) -> str:
+    """Gives Flower the app; the number of its run."""
+    config = f'folder="{folder.path}" run="{run}" proceed={"true" if proceed else "false"}'
+    answer = call_flower(folder, "run", str(folder.app), CONNECTION, "-c", config)
+    if not answer.get("success") or "run-id" not in answer:
+        raise InputError(f"Flower refused the run: {answer.get('error-message', answer)}")
+    return str(answer["run-id"])
+
+
+# ----------------------------------------------------------------------------------------------- a site
+
+
+def start_node(
+    site: Path, name: str, server: str, secure: bool, socket_path: Path, log: Path, port: int = 0
+) -> subprocess.Popen[bytes]:
+    """Flower's process at a site."""
+    split_address(server, secure)
+    words = [find_command("flower-supernode"), "--superlink", server, "--host", "127.0.0.1", "--port",
+             str(port or find_free_port()), "--node-config", f'site="{name}" socket="{socket_path}"']  # fmt: skip
+    if secure:
+        words += ["--root-certificates", str(site / "ca.crt"), "--auth-supernode-private-key", str(site / "key")]
+    else:
+        words.append("--insecure")
+    home = site / "flower"
+    home.mkdir(exist_ok=True)
+    return _start(words, home, log, site)
