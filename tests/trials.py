@@ -32,3 +32,8 @@ def equal(one, other):
         for group in ("model", "buffers")
         for name, value in one.server[group].items()
     )
+
+
+def said(caplog):
+    """What was logged, as one text."""
+    return "\n".join(record.getMessage() for record in caplog.records)

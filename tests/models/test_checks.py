@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import unskew
+from unskew.base import once
 from unskew.base.errors import InputError
-from unskew.models import checks
 from unskew.models.base import Architecture, Model, architectures, build
 from unskew.models.user_module import GivenModule, PythonModule, split_head
 
@@ -256,7 +256,7 @@ def test_an_output_that_depends_on_earlier_passes_is_refused():
 
 @pytest.mark.parametrize("training", [False, True])
 def test_a_count_in_python_is_said(training, caplog):
-    checks._warn.cache_clear()  # the same line is said once
+    once.warn_once.cache_clear()  # the same line is said once
     build(GivenModule.of(Counting(0.0, training), "fc"), SHAPE, CLASSES)
     assert "Counting changes its attribute 'body.passes' in forward" in caplog.text
 

@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 import unskew
-from trials import SMALL, play
+from trials import SMALL, play, said
+from unskew.base import once
 from unskew.base.errors import InputError
 from unskew.cli import main
 from unskew.core.method import methods
 from unskew.core.tolerance import USUAL, find_tolerance
-from unskew.runs import sections
 
 
 def call(capsys, *words):
@@ -23,10 +23,6 @@ def call(capsys, *words):
         main(list(words))
     said = capsys.readouterr()
     return ended.value.code, said.out, said.err
-
-
-def said(caplog):
-    return "\n".join(record.getMessage() for record in caplog.records)
 
 
 # ---------------------------------------------------------------------------------------------- data
@@ -88,7 +84,7 @@ def test_a_file_whose_channels_may_be_on_either_side_is_said(tmp_path, caplog):
     ],
 )  # fmt: skip
 def test_an_option_that_does_nothing_is_said(options, line, caplog):
-    sections.warn_once.cache_clear()  # said once in a process
+    once.warn_once.cache_clear()  # said once in a process
     play(**{**options, "seed": 77})
     assert line in said(caplog)
 

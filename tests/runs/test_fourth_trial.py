@@ -10,10 +10,10 @@ from torch import nn
 
 from trials import SMALL, equal, play, register
 from unskew import Processor, registries
+from unskew.base import once
 from unskew.base.errors import SlotError
 from unskew.core.division import Division
 from unskew.core.schedule import Schedule
-from unskew.runs import sections
 
 
 class Constrained(nn.Linear):
@@ -114,7 +114,7 @@ def test_a_schedule_may_give_a_tensor():
     ],
 )
 def test_options_that_do_nothing_are_said(options, line, caplog):
-    sections.warn_once.cache_clear()
+    once.warn_once.cache_clear()
     with caplog.at_level(logging.WARNING):
         play(**options)
     assert re.search(line, caplog.text)

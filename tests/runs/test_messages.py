@@ -101,9 +101,9 @@ def test_a_model_is_not_told_to_be_replaced_by_itself():
     ("chunk", "serial", "stacked"), ("workers", "serial", "pool"), ("chunk", "pool", "stacked"),
 ])  # fmt: skip
 def test_an_option_of_another_executor_is_said_once(option, executor, needed, caplog):
-    from unskew.runs import sections
+    from unskew.base import once
 
-    sections.warn_once.cache_clear()
+    once.warn_once.cache_clear()
     for _ in range(2):
         play("fedavg", rounds=1, execution={"executor": executor, option: 3})
     line = f"execution.{option} (--{option}) is for executor '{needed}' and does nothing with '{executor}'"

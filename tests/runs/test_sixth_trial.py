@@ -7,11 +7,11 @@ import pytest
 import torch
 
 import unskew
-from trials import play, register
+from trials import play, register, said
 from unskew import Draws, Method, Transform, normalise
+from unskew.base import once
 from unskew.base.errors import InputError, SlotError
 from unskew.cli import main
-from unskew.runs import sections
 
 NUMBERS = itertools.count()
 
@@ -21,10 +21,6 @@ def method(**body):
     name = f"test_sixth_{next(NUMBERS)}"
     register("methods", name, Method, **body)
     return name
-
-
-def said(caplog):
-    return "\n".join(record.getMessage() for record in caplog.records)
 
 
 def test_an_exit_in_own_terms_is_a_line():
@@ -71,7 +67,7 @@ def test_batches_of_one_with_batchnorm_are_refused():
     ],
 )
 def test_what_does_nothing_is_said(options, line, caplog):
-    sections.warn_once.cache_clear()  # said once in a process
+    once.warn_once.cache_clear()  # said once in a process
     play(**{**options, "seed": 123})
     assert line in said(caplog)
 

@@ -9,10 +9,9 @@ from torch import nn
 import unskew
 from trials import equal, play, register
 from unskew import Measure, Method, Processor, param, registries
-from unskew.base import plugins
+from unskew.base import once, plugins
 from unskew.base.errors import InputError, SlotError
 from unskew.core import reducers
-from unskew.models import checks
 from unskew.models.base import build
 from unskew.terms.prox import Prox
 
@@ -421,14 +420,14 @@ class MakesBuffer(Net):
 
 @pytest.mark.parametrize(("kind", "name"), [(Scales, "scale"), (ScalesInPlace, "scale"), (Remembers, "seen")])
 def test_state_in_attributes_is_said(kind, name, caplog):
-    checks._warn.cache_clear()
+    once.warn_once.cache_clear()
     play(model=kind(), head="fc", rounds=1)
     assert f"{kind.__name__} changes its attribute 'body.{name}' in forward" in caplog.text
 
 
 @pytest.mark.parametrize("kind", [Net, MakesCache])
 def test_an_attribute_that_stays_is_not_said(kind, caplog):
-    checks._warn.cache_clear()
+    once.warn_once.cache_clear()
     play(model=kind(), head="fc", rounds=1)
     assert "in forward" not in caplog.text
 

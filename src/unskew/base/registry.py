@@ -423,6 +423,8 @@ def validation_line(what: str, error: pydantic.ValidationError) -> str:
         return f"{where}: {message}"
     if first["type"] in ("missing", "missing_argument"):
         return f"{where} is missing; give it a value"
+    if first["type"] in ("tuple_type", "list_type") and isinstance(given, Component):
+        return f"{where}: expected a list, got {given}; write it in brackets, {first['loc'][-1]}=[{given}]"
     return f"{where}: {message}" + ("" if isinstance(given, dict) else f", got {_short(given)}")
 
 

@@ -13,7 +13,7 @@ from unskew.base.batch import Batch, group_batches
 from unskew.base.torch_private import add_in_place, add_lists, run_backward, scale_in_place, scale_list
 from unskew.base.tree import Groups, Tree
 from unskew.core.checks.returned import check_direction, check_loss, refuse_detached
-from unskew.core.checks.steps import hold_step, refuse_change, refuse_unused
+from unskew.core.checks.steps import hold_step, refuse_change, refuse_spoilt, refuse_unused
 from unskew.core.checks.watching import show
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ def _ask_gradient(c: Context, gradient: LocalGradient, params: Tree, batch: Any)
     check_direction(gradient, grads, params, c.trainable)
     if guard is not None:
         refuse_unused(c, gradient, params, batch, grads)
+        refuse_spoilt(c, gradient, params, batch, grads)
     return grads
 
 

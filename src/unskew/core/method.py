@@ -21,7 +21,7 @@ from unskew.base.tree import Groups, Tree
 from unskew.core import local_loop
 from unskew.core.checks.declared import check_class
 from unskew.core.checks.returned import Detached, blame_loss, check_correction, check_loss
-from unskew.core.checks.steps import hold_output, refuse_output_change
+from unskew.core.checks.steps import hold_output, refuse_output_change, warn_detached
 from unskew.core.context import BufferPolicy, ClientContext, Context, Outcome, ServerContext
 from unskew.core.division import Division, Layers, join
 from unskew.core.reducers import Reducers, buffers, mean
@@ -149,7 +149,9 @@ class Method(Component):
         value = check_loss(self, "criterion", self.criterion(c, out, batch))
         refuse_output_change(guard, self, "criterion")
         for term in c.terms:
-            value = value + check_loss(term, "__call__", term(c, params, batch, out))
+            more = check_loss(term, "__call__", term(c, params, batch, out))
+            warn_detached(term, more, value)
+            value = value + more
             refuse_output_change(guard, term, "__call__")
         return value
 

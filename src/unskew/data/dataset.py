@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import logging
 import math
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from unskew.base import torch_private
 from unskew.base.errors import InputError, one_line
+from unskew.base.once import warn_once
 from unskew.base.text import count_of
 
 log = logging.getLogger(__name__)
@@ -264,9 +264,10 @@ def _check_inputs(name: str, part: str, x: Tensor) -> None:
         )
     if part == "train" and x.dim() == 4 and x.shape[3] in (1, 3, 4) and x.shape[1] > 4:
         channels, height, width = x.shape[1:]
-        _warn(
+        warn_once(
+            log,
             f"data '{name}': images of shape {tuple(x.shape[1:])} are {channels} channels of {height}x{width} here; if "
-            "the channels come last, hand over x.permute(0, 3, 1, 2) (numpy: x.transpose(0, 3, 1, 2))"
+            "the channels come last, hand over x.permute(0, 3, 1, 2) (numpy: x.transpose(0, 3, 1, 2))",
         )
 
 
@@ -281,9 +282,10 @@ def _check_values(name: str, part: str, x: Tensor) -> None:
             "remove or replace them"
         )
     if part == "train" and x.dim() > 2 and 16 < x.max() <= 255 and x.min() >= 0:
-        _warn(
+        warn_once(
+            log,
             f"data '{name}': inputs are floats up to {float(x.max()):g}, which are used as they are; if they are grey "
-            "values, divide them by 255 or hand them over as uint8"
+            "values, divide them by 255 or hand them over as uint8",
         )
 
 
@@ -311,13 +313,8 @@ def warn_unseen(data: Dataset) -> None:
     unseen = [data.classes[label] for label in ((tested > 0) & (trained == 0)).nonzero().flatten().tolist()]
     if unseen:
         more = f" and {len(unseen) - 5} more" if len(unseen) > 5 else ""
-        _warn(
+        warn_once(
+            log,
             f"data '{data.name}': no training sample has class {', '.join(unseen[:5])}{more}, but test samples do; "
-            "nobody can learn that"
+            "nobody can learn that",
         )
-
-
-@functools.lru_cache(maxsize=64)
-def _warn(text: str) -> None:
-    """Says it once, however often the data are looked at."""
-    log.warning(text)

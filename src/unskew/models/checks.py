@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import itertools
 import logging
 from collections import deque
@@ -18,6 +17,7 @@ from torch.nn.parameter import is_lazy
 from unskew.base import seeds
 from unskew.base.batch import Output
 from unskew.base.errors import InputError, one_line
+from unskew.base.once import warn_once
 from unskew.base.torch_private import BatchNormBase, has_gradient_hook, unsaved_buffers
 from unskew.models.base import Model
 
@@ -147,9 +147,10 @@ def _try(what: str, model: Model, shape: tuple[int, ...], num_classes: int) -> N
                 again = _find_unused(what, _call(what, model.train(), shape, 2).logits, free)
                 unused = [name for name in unused if name in again]
             if unused:
-                _warn(
+                warn_once(
+                    log,
                     f"{what}: its output does not depend on {', '.join(unused[:3])}{', …' if unused[3:] else ''}, "
-                    "which are sent all the same; freeze them with requires_grad_(False), or remove no_grad and detach"
+                    "which are sent all the same; freeze them with requires_grad_(False), or remove no_grad and detach",
                 )
     _check_unchanged(what, parameters, buffers, model)
     _check_repeatable(what, model.eval(), shape)
@@ -220,8 +221,11 @@ def _say_counted(what: str, numbers: dict[str, object], held: dict[str, object],
     every = ((numbers, _read_numbers(model)), (held, _read_held(model)))
     changed = [name for before, now in every for name in now if _is_other(now[name], before.get(name))]
     if changed:
-        _warn(f"{what} changes its attribute '{changed[0]}' in forward, which each process counts for itself; if the "
-              "output depends on it, executors give different numbers: make it a buffer, changed in place")  # fmt: skip
+        warn_once(
+            log,
+            f"{what} changes its attribute '{changed[0]}' in forward, which each process counts for itself; if the "
+            "output depends on it, executors give different numbers: make it a buffer, changed in place",
+        )
 
 
 def check_input_stays(what: str, model: nn.Module, shape: tuple[int, ...], size: int) -> None:
@@ -287,12 +291,6 @@ def _find_unused(what: str, logits: Tensor, free: dict[str, nn.Parameter]) -> li
     return [name for name, grad in zip(free, grads, strict=True) if grad is None]
 
 
-@functools.lru_cache(maxsize=64)
-def _warn(text: str) -> None:
-    """Says it once, however often the model is built."""
-    log.warning(text)
-
-
 Found = dict[str, tuple[Tensor, Tensor]]
 """Name → the tensor itself and a copy of it."""
 
@@ -332,4 +330,6 @@ def _say_tied(what: str, model: Model) -> None:
     tied = [(name, body[id(value)]) for name, value in model.head.named_parameters() if id(value) in body]
     if tied:
         own, other = tied[0]
-        _warn(f"{what}: head.{own} is tied to body.{other} and counts as the body's, also where heads are personal")
+        warn_once(
+            log, f"{what}: head.{own} is tied to body.{other} and counts as the body's, also where heads are personal"
+        )

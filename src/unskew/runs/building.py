@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from unskew.base import seeds
 from unskew.base.errors import InputError
+from unskew.base.once import warn_once
 from unskew.base.process import count_cores, hold_process
 from unskew.base.registry import to_table
 from unskew.base.tree import settle
@@ -44,7 +45,6 @@ from unskew.models.base import Model, build
 from unskew.models.checks import check_input_stays, check_model, check_module
 from unskew.runs.config import Run, cohort_size
 from unskew.runs.own_augmentation import try_augmentation
-from unskew.runs.sections import warn_once
 from unskew.wire.chain import Chain, build_chain
 
 log = logging.getLogger(__name__)
@@ -184,7 +184,7 @@ def make_task(config: Run, data: Dataset, partition: Partition) -> Task:
         seed=config.seed,
         local=config.local.settings(),
         schedule=config.local.chosen_schedule,
-        buffer_policy=method.buffer_policy or config.local.buffers,
+        buffer_policy=method.buffer_policy or config.local.buffers or "average",
         cohort_size=cohort_size(config.sample, len(partition)),
         dropout=config.dropout,
         stragglers=config.stragglers,
@@ -217,29 +217,29 @@ def _warn_idle_options(config: Run, net: Net) -> None:
     """Says which options do nothing because of others, or of the method."""
     idle = [path for path in config.method.ignores if _differs_from_default(config, path)]
     if idle:
-        warn_once(f"{config.method.name} does not use {', '.join(idle)}, which the run sets; see its own options")
-    policy, buffers = config.method.buffer_policy, config.local.buffers
-    if buffers != type(config.local)().buffers:
-        if policy not in (None, buffers):
-            warn_once(f"{config.method.name} keeps BatchNorm's statistics its own way ('{policy}'); local.buffers = "
-                  f"{buffers} does nothing")  # fmt: skip
-        elif not net.names.buffers:
-            warn_once(f"local.buffers = {buffers} does nothing: the network keeps no statistics")
+        warn_once(log, f"{config.method.name} does not use {', '.join(idle)}, which the run sets; see its own options")
+    buffers = config.local.buffers
+    if buffers not in (None, "average") and not (net.names.buffers or config.method.buffer_policy):
+        warn_once(log, f"local.buffers = {buffers} does nothing: the network keeps no statistics")
     local, execution = config.local, config.execution
     if local.steps is not None and local.epochs != type(local)().epochs:
-        warn_once(f"local.steps = {local.steps} takes the place of epochs; local.epochs = {local.epochs} does nothing")
+        warn_once(
+            log, f"local.steps = {local.steps} takes the place of epochs; local.epochs = {local.epochs} does nothing"
+        )
     assert config.clients is not None
     if config.stragglers and not int(config.stragglers * config.clients + 1e-9):
-        warn_once(f"stragglers = {config.stragglers:g} of {config.clients} clients are none; there are no stragglers")
+        warn_once(
+            log, f"stragglers = {config.stragglers:g} of {config.clients} clients are none; there are no stragglers"
+        )
     if execution.precision == "tf32" and execution.device.startswith("cpu"):
-        warn_once("execution.precision = tf32 is for GPUs and does nothing on the CPU")
+        warn_once(log, "execution.precision = tf32 is for GPUs and does nothing on the CPU")
     if execution.memory_format == "channels_last" and not any(isinstance(m, nn.Conv2d) for m in net.module.modules()):
-        warn_once("execution.memory_format = channels_last does nothing: the network has no convolutions")
+        warn_once(log, "execution.memory_format = channels_last does nothing: the network has no convolutions")
     augment = config.augment
     if isinstance(augment, Augment) and augment.pad_mode != type(augment)().pad_mode and not augment.crop:
-        warn_once(f"augment.pad_mode = {augment.pad_mode} does nothing without crop")
+        warn_once(log, f"augment.pad_mode = {augment.pad_mode} does nothing without crop")
     if config.evaluation.clients_every and config.evaluation.local_test == "none":
-        warn_once("evaluation.clients_every does nothing with local_test = none: clients have no test sets")
+        warn_once(log, "evaluation.clients_every does nothing with local_test = none: clients have no test sets")
     if not config.stragglers and config.straggler_online != Run().straggler_online:
         log.warning("straggler_online = %g does nothing without stragglers", config.straggler_online)
     evaluation = config.evaluation

@@ -24,6 +24,7 @@ import torch
 from unskew.base import seeds, storage
 from unskew.base.cache import cache_dir
 from unskew.base.errors import InputError, is_from_signal, let_pass
+from unskew.base.once import warn_once
 from unskew.base.process import count_cores, prepare_process
 from unskew.core.checks.asking import ask_server
 from unskew.core.jobs import Job
@@ -47,6 +48,9 @@ def settle(config: Run, task: Task) -> Run:
     chosen = config.execution
     if chosen.executor == "auto":
         chosen = rules.change(chosen, executor=_choose_executor(task, chosen))
+        if chosen.chunk:
+            warn_once(log, f"execution.chunk (--chunk) is for executor 'stacked' and does nothing: auto took "
+                      f"'{chosen.executor}'; add --executor stacked, or leave it out")  # fmt: skip
     elif chosen.executor == "stacked":
         _warn_of_memory(config, task)
         _warn_of_tolerance(config)

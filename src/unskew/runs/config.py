@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import hashlib
 import json
+import logging
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -19,6 +20,7 @@ import unskew.terms
 import unskew.wire  # noqa: F401 - these imports register what is in the rooms
 from unskew.base import plugins, user_code
 from unskew.base.errors import InputError, let_pass
+from unskew.base.once import warn_once
 from unskew.base.registry import Component, Registry, component_fields, construct, nearest, param, to_table
 from unskew.base.text import Table, parse, split_list
 from unskew.core.checks.faults import naming
@@ -39,6 +41,8 @@ if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
+
+log = logging.getLogger(__name__)
 
 
 class CodeChange(TypedDict):
@@ -144,7 +148,8 @@ class Run(Component):
                 "leave it out of measure (--measure)"
             )
         self.execution.check()
-        _ = self.local.chosen_schedule  # or an error
+        self.local.check()
+        self._warn_idle()
         clients = self.clients or self.split.fixed_clients(data) or 20
         model = self.model or default_model(data.shape)
         with naming(0, "the model", foreign=True):
@@ -158,7 +163,19 @@ class Run(Component):
             )
         code = self.find_code()
         own: Table = {"code": code, "code_changes": (), "begun_in": str(Path.cwd()) if code or self.plugins else ""}
-        return dataclasses.replace(self, clients=clients, model=model, execution=execution, **own)
+        local = dataclasses.replace(self.local, buffers=self.local.buffers or "average")
+        return dataclasses.replace(self, clients=clients, model=model, execution=execution, local=local, **own)
+
+    def _warn_idle(self) -> None:
+        """Says which options do nothing because of others, as long as it can be told that they were given."""
+        policy, evaluation = self.method.buffer_policy, self.evaluation
+        if self.local.buffers is not None and policy not in (None, self.local.buffers):
+            warn_once(log, f"{self.method.name} keeps BatchNorm's statistics its own way ('{policy}'); "
+                      f"local.buffers = {self.local.buffers} does nothing")  # fmt: skip
+        drawn = self.split.draws or evaluation.validation or evaluation.local_test in ("proportional", "holdout")
+        if self.split_seed is not None and not drawn:
+            why = f"split {self.split.name} draws nothing, and no samples are held out"
+            warn_once(log, f"split_seed = {self.split_seed} does nothing: {why}")
 
     def _may_be_stacked(self) -> bool:
         """Whether `auto` may choose `stacked`: nothing in the run takes it further from `serial` than usual."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import typing
 from typing import Any, Literal
@@ -10,6 +9,7 @@ from typing import Any, Literal
 from typing_extensions import dataclass_transform
 
 from unskew.base.errors import InputError
+from unskew.base.once import warn_once
 from unskew.base.registry import Component, param, validated
 from unskew.base.settings import LocalSettings
 from unskew.base.text import Table
@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 C = typing.TypeVar("C", bound=type)
 LARGEST = 3.4e38
 """The largest number of float32, in which clients compute."""
+SMALLEST = 1.2e-38
+"""The smallest that float32 holds in full: a smaller rate would change no weight."""
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(param,))
@@ -49,7 +51,19 @@ class Local(Component):
     weight_decay: float = param(default=0.0, ge=0, le=LARGEST, doc="weight decay of SGD")
     drop_last: bool = param(default=False, doc="drop a short last batch if the client has a full one")
     shuffle: bool = param(default=True, doc="shuffle the client's samples in each epoch")
-    buffers: BufferPolicy = param(default="average", doc="BatchNorm statistics: averaged, kept at the client, or reset")
+    buffers: BufferPolicy | None = param(
+        default=None,
+        doc="BatchNorm statistics: averaged (unless the method has its own way), kept at the client, or reset",
+    )
+
+    def check(self) -> None:
+        """An error where rates do not fit together, or would change nothing."""
+        _ = self.chosen_schedule
+        if self.lr < SMALLEST:
+            raise InputError(
+                f"local.lr (--lr) = {self.lr:g} would change no weight: expected at least {SMALLEST:g}, the smallest "
+                "that float32 holds in full"
+            )
 
     @property
     def chosen_schedule(self) -> Schedule:
@@ -163,16 +177,11 @@ class Execution(Component):
         for option, value, needed in idle:
             if value and self.executor not in (*needed, "auto"):
                 warn_once(
+                    log,
                     f"execution.{option} (--{option}) is for executor '{needed[0]}' and does nothing with "
-                    f"'{self.executor}'; add --executor {needed[0]}, or leave it out"
+                    f"'{self.executor}'; add --executor {needed[0]}, or leave it out",
                 )
         if self.executor == "stacked" and self.memory_format == "channels_last":
             raise InputError(
                 "executor 'stacked' keeps images contiguous; leave execution.memory_format (--memory-format) at auto"
             )
-
-
-@functools.lru_cache(maxsize=16)
-def warn_once(text: str) -> None:
-    """Says it once, however many runs of a comparison it is true of."""
-    log.warning(text)

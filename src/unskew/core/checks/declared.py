@@ -6,7 +6,6 @@ Anything else would be ignored without a word: `def uplaod` would run as FedAvg.
 
 from __future__ import annotations
 
-import functools
 import inspect
 import logging
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from unskew.base.errors import DeclarationError, InputError, one_line
 from unskew.base.naming import find_near, is_class_var, is_deliberate, is_helper, public_names
+from unskew.base.once import warn_once
 from unskew.core.division import Division
 from unskew.core.reducers import check_reducers
 from unskew.core.slots import DECLARATIONS, NAMES, SLOTS
@@ -154,13 +154,7 @@ def check_idle(method: Method) -> None:
             continue
         if not isinstance(method, Wrapper):
             raise InputError(f"{method.name}.{slot} would never be called: {why}")
-        _say(f"{method.name}.{slot} is not called around {method.inner}: {why}")
-
-
-@functools.lru_cache(maxsize=64)
-def _say(text: str) -> None:
-    """Warns once, however many cells a comparison has."""
-    log.warning(text)
+        warn_once(log, f"{method.name}.{slot} is not called around {method.inner}: {why}")
 
 
 def _judge(name: str, value: Any) -> str | None:

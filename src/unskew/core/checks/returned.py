@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from unskew.base.torch_private import get_unwrapped, is_batched
 from unskew.base.tree import Groups, Tree
 from unskew.core.checks.faults import Fault
 from unskew.core.context import ClientContext, Diagnostics, Noter, Outcome, check_note, refuse_shared
@@ -254,6 +255,17 @@ def check_kept(asked: Asked, value: Any) -> Groups:
     return kept
 
 
+def check_first_state(asked: Asked, value: Any) -> Groups:
+    """The same before the first visit, when nothing can have diverged yet."""
+    kept = check_kept(asked, value)
+    for group, own in kept.items():
+        for name, tensor in own.items():
+            plain = get_unwrapped(tensor) if is_batched(tensor) else tensor
+            if not torch.isfinite(plain).all():
+                raise Wrong(f"must return a state of finite numbers, got NaN or infinity in '{group}/{name}'")
+    return kept
+
+
 def check_context(asked: Asked, value: Any) -> ClientContext:
     """The visit's context."""
     if not isinstance(value, ClientContext):
@@ -312,7 +324,7 @@ def check_scores(asked: Asked, value: Any, x: Tensor) -> Tensor:
 CHECKS: dict[str, Callable[..., Any]] = {
     "init": check_init,
     "download": check_message,
-    "init_client": check_kept,
+    "init_client": check_first_state,
     "prepare": check_context,
     "survey": lambda asked, value: as_groups(value),
     "digest": check_state,

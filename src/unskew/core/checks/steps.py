@@ -6,6 +6,7 @@ Found in the first step of a visit; then the parts of the loss are asked again, 
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,15 +16,18 @@ from torch import Tensor
 
 from unskew.base import seeds
 from unskew.base.batch import Batch, Output
+from unskew.base.once import warn_once
 from unskew.base.torch_private import get_unwrapped, is_batched
 from unskew.base.tree import Tree
-from unskew.core.checks.faults import Fault, mark_spoilt
+from unskew.core.checks.faults import Fault, mark_spoilt, title
 from unskew.core.checks.guard import Guard
 from unskew.core.checks.returned import find_loss_slot
 from unskew.core.checks.watching import CHANGES, hold_batch
 
 if TYPE_CHECKING:
     from unskew.core.context import Context, LocalGradient
+
+log = logging.getLogger(__name__)
 
 
 def hold_step(params: Tree, batch: Any, closely: bool = True) -> Guard:
@@ -106,6 +110,67 @@ def refuse_unused(c: Context, gradient: LocalGradient, params: Tree, batch: Any,
     if all(grad is None for grad in found):
         raise Fault(owner, find_loss_slot(owner), "must return a loss that depends on the parameters it was given, got "
                     "one that none of them changes")  # fmt: skip
+
+
+_STEEP = ("has a gradient of NaN or infinite values in the first step of the run, though it is finite itself; keep "
+          "roots, logarithms and divisions away from 0")  # fmt: skip
+
+
+def refuse_spoilt(c: Context, gradient: LocalGradient, params: Tree, batch: Any, grads: Tree) -> None:
+    """A fault where somebody's part of the loss spoils the first step of all: no learning rate would help."""
+    owner: Any = getattr(gradient, "__self__", None)
+    if c.round > 1 or not (isinstance(batch, Batch) and hasattr(owner, "criterion")):
+        return
+    stacked = any(map(is_batched, params.values()))  # of whose clients one also works alone
+    if stacked or all(map(_is_finite, grads.values())):
+        return
+    drawn = seeds.layer_stream().get_state()
+    with seeds.preserve_global_generator():  # the step itself must not notice
+        found = _find_spoilt(owner, _beside(c), params, batch)
+    seeds.layer_stream().set_state(drawn)
+    if found is not None and _is_theirs(*found[:2]):
+        raise Fault(*found)
+
+
+def _is_theirs(part: Any, slot: str) -> bool:
+    """Whether the function itself is from outside the package: somebody's method may have our criterion."""
+    return getattr(type(part), slot).__module__.partition(".")[0] != "unskew"
+
+
+def _find_spoilt(method: Any, c: Any, params: Tree, batch: Batch) -> tuple[Any, str, str] | None:
+    """The first part of a method's loss that is not finite, or has no finite gradient."""
+    for part, slot, ask in _list_parts(method, c):
+        leaves = {name: value.detach().clone().requires_grad_(name in c.trainable) for name, value in params.items()}
+        with torch.enable_grad(), contextlib.suppress(Exception):  # it is asked in another way: once more, alone
+            value = ask(leaves, batch)
+            if isinstance(value, dict):  # a correction
+                if not all(map(_is_finite, value.values())):
+                    return part, slot, "gives NaN or infinite values in the first step of the run"
+                continue
+            if value is None:
+                continue
+            if not _is_finite(value):
+                return part, slot, f"gives {value.item():g} in the first step of the run"
+            wanted = [leaves[name] for name in c.trainable]
+            made = torch.autograd.grad(value, wanted, allow_unused=True) if value.requires_grad else ()
+            if not all(_is_finite(grad) for grad in made if grad is not None):
+                return part, slot, _STEEP
+    return None
+
+
+def _is_finite(value: Tensor) -> bool:
+    return bool(torch.isfinite(get_unwrapped(value) if is_batched(value) else value).all())
+
+
+def warn_detached(term: Any, value: Tensor, supervised: Tensor) -> None:
+    """Says once that a term adds a number to the loss of which nothing is learnt; a term may be 0 for a while."""
+    if _has_graph(supervised) and not _has_graph(value) and _moves(value):
+        what = "does not depend on the parameters it was given (detached, or made of numbers)"
+        warn_once(log, f"{title(term, '__call__')} {what}, so that nothing is learnt from it")
+
+
+def _has_graph(value: Tensor) -> bool:
+    return (get_unwrapped(value) if is_batched(value) else value).requires_grad
 
 
 def _beside(c: Any) -> Any:

@@ -47,6 +47,11 @@ class Ranges(LazySplit):
 
     shuffle: bool = param(default=False, doc="ranges of a random order instead of the data set's own")
 
+    @property
+    def draws(self) -> bool:
+        """Only an order."""
+        return self.shuffle
+
     def dealer(self, dataset: Dataset, clients: int, seed: int) -> Dealer:
         """Keeps one order of the samples at most."""
         samples = len(dataset.train)

@@ -26,6 +26,11 @@ class File(Split):
 
     path: str = param(doc="the JSON file of the partition")
 
+    @property
+    def draws(self) -> bool:
+        """It is read."""
+        return False
+
     def cut(self, dataset: Dataset, clients: int, seed: int) -> Partition:
         """The partition as saved, if it was made for these data and this number of clients; the seed plays no part."""
         saved = load_partition(self.path, dataset)

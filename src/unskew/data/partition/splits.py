@@ -73,6 +73,11 @@ class Split(Component):
                 f"the number of clients must be in 1..{samples}, the number of samples; got {clients}{more}"
             )
 
+    @property
+    def draws(self) -> bool:
+        """Whether its seed plays any part."""
+        return True
+
     def fixed_clients(self, dataset: Dataset) -> int | None:
         """The number of clients where the split itself decides it, else None."""
         return None
@@ -218,6 +223,11 @@ class Domain(Split):
 @splits.register("natural")
 class Natural(Split):
     """The clients that the data set comes with, such as writers or hospitals."""
+
+    @property
+    def draws(self) -> bool:
+        """Clients are the data set's."""
+        return False
 
     def assign(self, dataset: Dataset, clients: int, rng: RandomState) -> tuple[Ints, Ints]:
         """Every group is a client, its samples in their order."""
