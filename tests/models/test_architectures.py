@@ -78,9 +78,8 @@ def inputs(shape, count=2):
 
 
 def test_every_architecture_is_tested_here():
-    assert {architectures.build(spec).name for spec in FEATURES} == {
-        name for name in architectures if name not in ("python", "given") and not name.startswith("test_")
-    }
+    ours = {name for name in architectures if architectures.get(name).__module__.startswith("unskew.")}
+    assert {architectures.build(spec).name for spec in FEATURES} == ours - {"python", "given"}
 
 
 @pytest.mark.parametrize(("spec", "shape", "num_classes", "expected"), PUBLISHED)

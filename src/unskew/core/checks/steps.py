@@ -134,7 +134,7 @@ def refuse_spoilt(c: Context, gradient: LocalGradient, params: Tree, batch: Any,
 
 def _is_theirs(part: Any, slot: str) -> bool:
     """Whether the function itself is from outside the package: somebody's method may have our criterion."""
-    return getattr(type(part), slot).__module__.partition(".")[0] != "unskew"
+    return bool(getattr(type(part), slot).__module__.partition(".")[0] != "unskew")
 
 
 def _find_spoilt(method: Any, c: Any, params: Tree, batch: Batch) -> tuple[Any, str, str] | None:
