@@ -81,7 +81,7 @@ def test_the_number_of_a_client_may_be_numpy_s_or_torch_s():
             torch.equal(a, b) for a, b in zip(own.parameters(), result.client_model(1).parameters(), strict=True)
         )
     for client in (np.int64(2), torch.tensor(-1), True, torch.tensor(True), 1.0, "1", torch.tensor([0, 1])):
-        refused("client_model: expected a client from 0 to 1", result.client_model, client)
+        refused("expected a client from 0 to 1", result.client_model, client)
 
 
 # --------------------------------------------------------------------------------------------------- networks

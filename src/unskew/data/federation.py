@@ -90,6 +90,10 @@ class Federation:
             self._common[kind, start, stop] = known
         return known
 
+    def as_tests(self, samples: Samples) -> LocalData:
+        """Other samples, made inputs of the model as those of the test set are."""
+        return LocalData(samples, None, self._testing)
+
     @cached_property
     def _common(self) -> dict[tuple[str, int, int], LocalData]:
         return {}

@@ -30,6 +30,7 @@ from unskew.runs.arguments import (
     to_run,
 )
 from unskew.runs.field import drop_misfits
+from unskew.runs.saved import SavedRun
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +86,24 @@ def resume(
             place, data_dir=files, dataset=dataset, watch=watcher, model=architecture, executor=read_executor(executor),
             accept_changed_code=accept,
         )  # fmt: skip
+
+
+def open(
+    folder: str | Path,
+    *,
+    data: Dataset | None = None,
+    model: nn.Module | None = None,
+    head: str = "",
+    data_dir: str | Path | None = None,
+    accept_changed_code: bool = False,
+) -> SavedRun:
+    """A run in its folder: its figures, curves, models and predictions; nothing is run.
+
+    Hand over data and model again if they were Python objects.
+    """
+    place, dataset, files = read_place("folder", folder), read_dataset(data), read_data_dir(data_dir)
+    architecture, accept = read_module(model, head), read_truth("accept_changed_code", accept_changed_code)
+    return SavedRun(place, data_dir=files, dataset=dataset, model=architecture, accept_changed_code=accept)
 
 
 def compare(

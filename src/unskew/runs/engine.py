@@ -168,6 +168,43 @@ def proceed(
         return _Loop(prepared.config, prepared.task, folder, watch, executor).run()
 
 
+def look(
+    path: Path | str,
+    *,
+    data_dir: Path | None = None,
+    dataset: Dataset | None = None,
+    model: Architecture | None = None,
+    accept_changed_code: bool = False,
+) -> Models:
+    """What a run's models are made of, as of its newest whole checkpoint; runs nothing and writes nothing."""
+    folder, config = RunFolder.open(Path(path), accept=accept_changed_code)
+    if model is not None:
+        config = _give_model(config, model, folder)
+    config = _compare_code(config, config.find_code(), folder, accept_changed_code)
+    with prepare_process(config.execution.threads):
+        prepared = prepare(config, data_dir, dataset, saved_split=folder.split if folder.split.exists() else None)
+        config, task = replace(prepared.config, **{key: getattr(config, key) for key in RECORDED}), prepared.task
+        found = checkpoint.load_newest(folder.checkpoints, _identify(config, task), max(folder.rounds(), default=0))
+        if found is None:
+            raise InputError(
+                f"{folder.path} holds no checkpoint yet, and so no model; run 'unskew resume {folder.path}'"
+            )
+        remembered, states = (
+            SavedStates(folder.checkpoints, snapshot, name)
+            for snapshot, name in ((found.remembered, SERVER_NAME), (found.states, NAME))
+        )
+        task = replace(task, server_store=remembered)
+        s = task.server_context(found.round, server=found.server).read_only()
+        published: Groups = ask_server(task, "publish", s, found.server)
+        return Models(config, task, states, found.server, published, found.round)
+
+
+def _identify(config: Run, task: Task) -> checkpoint.Identity:
+    """What a checkpoint must belong to."""
+    partition = task.federation.partition
+    return checkpoint.Identity(config.hash, frozenset(config.hashes), partition.hash, partition.data)
+
+
 def _give_model(config: Run, model: Architecture, folder: RunFolder) -> Run:
     """The run with the model that a Python program hands over; any other than it began with is refused."""
     given = replace(config, model=model)
@@ -379,16 +416,10 @@ class _Loop:
             log.warning("rounds.jsonl lacks round %d; resuming from before it", unbroken + 1)
         elif unbroken < checkpoint.find_last_round(self.folder.checkpoints):  # rows are written before checkpoints
             log.warning("rounds.jsonl lacks its last rows, from round %d on; resuming from before it", unbroken + 1)
-        found = checkpoint.load_newest(self.folder.checkpoints, self._identity, unbroken)
+        found = checkpoint.load_newest(self.folder.checkpoints, _identify(self.config, self.task), unbroken)
         if found is not None and found.rows is not None:
             self.folder.check_rows(found.rows, found.round)
         return found
-
-    @property
-    def _identity(self) -> checkpoint.Identity:
-        """What a checkpoint must belong to."""
-        partition = self.task.federation.partition
-        return checkpoint.Identity(self.config.hash, frozenset(self.config.hashes), partition.hash, partition.data)
 
     def _record(self, done: Round, executor: Executor) -> None:
         row = done.record
@@ -469,7 +500,7 @@ class _Loop:
         try:
             self.folder.sync()
             self._write_changes()  # before the checkpoint, which is of the run as it is now
-            about = self.folder.checkpoints, self._identity, current.number, self.folder.mark_rows()
+            about = self.folder.checkpoints, _identify(self.config, self.task), current.number, self.folder.mark_rows()
             client_rows = self.folder.measure_client_rows()
             checkpoint.save(*about, current.server, self.store, self.remembered, client_rows)
         except OSError as error:

@@ -21,6 +21,7 @@ from unskew.core.jobs import Job, StateStore
 from unskew.core.net import Mode, Net
 from unskew.core.task import Task
 from unskew.core.visit import client_context, open_personal, open_visit
+from unskew.data.dataset import Samples
 from unskew.models.base import Model
 from unskew.runs.building import build_model
 from unskew.runs.config import Run
@@ -71,42 +72,65 @@ class Models:
 
     def build_global(self) -> Model:
         """The final global model, ready to use."""
-        method = self.task.method
-        if method.output == "personal":
-            raise InputError(
-                f"{method.name} gives every client a model of its own, and nobody uses the one at the server as it is; "
-                "take result.client_model(7), the model of client 7 (result.published holds what the server has)"
-            )
+        self._refuse_personal("client_model(7)")
         with prepare_process(self.config.execution.threads):
             tapped, task = self._tap()
-            job = Job("test", self.round, -1, task.device.to_device(self.published))
-            c = client_context(task, job, task.federation.common("test", 0, 1))
-            found = self._trace(c, job.message["model"], tapped)
+            found = self._trace(*self._open_global(task), tapped)
             if found is None:  # a stranger has the network alone
                 return self._fill(self.published["model"], self.published["buffers"], by_batch=False)
             return self._fill(found.params, found.buffers, found.mode == "eval_batch")
 
     def build_own(self, client: int) -> Model:
         """The model that a client would use now, ready to use."""
-        task, method = self.task, self.task.method
-        client = _read_client(client, task.num_clients)
-        with prepare_process(self.config.execution.threads), task.device.set_tf32():
+        client = _read_client(client, self.task.num_clients)
+        with prepare_process(self.config.execution.threads), self.task.device.set_tf32():
             tapped, task = self._tap()
-            seeds.seed_layers(task.seed, "layers/personal", self.round, client)
-            s = task.server_context(self.round, server=self.server).for_tests()
-            message, state = method.download(s, self.server, client), self.states.get(client)
-            seeds.seed_layers(task.seed, "layers/personal", self.round, client)
-            to_device = task.device.to_device
-            job = Job("personal", self.round, client, to_device(message), to_device(state))
-            c = open_visit(task, job, task.federation.train(client))
-            c, params = open_personal(c, method.personalise(c))
-            found = self._trace(c, params, tapped)
+            found = self._trace(*self._open_own(task, client), tapped)
             if found is None:
                 raise InputError(
-                    f"{method.name} predicts by more than its network (slot predict), so no network alone does what "
-                    f"client {client} does; evaluation.local_test tests it as it is"
+                    f"{task.method.name} predicts by more than its network (slot predict), so no network alone does "
+                    f"what client {client} does; evaluation.local_test tests it as it is"
                 )
             return self._fill(found.params, found.buffers, found.mode == "eval_batch")
+
+    def predict(self, samples: Samples, client: int | None = None) -> Tensor:
+        """Scores [N, C] of samples as the data set holds them: the global model's, or those of a client's own.
+
+        In the batches that the run's own tests take, so that they are the same to the last bit.
+        """
+        if client is None:
+            self._refuse_personal("client(7)")
+        else:
+            client = _read_client(client, self.task.num_clients)
+        task = replace(self.task, profile=None, observers=())
+        with prepare_process(self.config.execution.threads), task.device.set_tf32(), torch.no_grad():
+            c, params = self._open_global(task) if client is None else self._open_own(task, client)
+            parts = task.federation.as_tests(samples.to(task.device.kind)).passes(task.eval_batch)
+            scores = [task.method.predict(c, params, part.x).cpu() for part in parts]
+        return torch.cat(scores) if scores else torch.empty(0, task.federation.dataset.num_classes)
+
+    def _refuse_personal(self, instead: str) -> None:
+        if self.task.method.output == "personal":
+            raise InputError(
+                f"{self.task.method.name} gives every client a model of its own, and nobody uses the one at the server "
+                f"as it is; take .{instead}, the model of client 7 (.published holds what the server has)"
+            )
+
+    def _open_global(self, task: Task) -> tuple[ClientContext, Tree]:
+        """The context and parameters of a test of the global model."""
+        job = Job("test", self.round, -1, task.device.to_device(self.published))
+        return client_context(task, job, task.federation.common("test", 0, 1)), job.message["model"]
+
+    def _open_own(self, task: Task, client: int) -> tuple[ClientContext, Tree]:
+        """The same of a client's own."""
+        method, to_device = task.method, task.device.to_device
+        seeds.seed_layers(task.seed, "layers/personal", self.round, client)
+        s = task.server_context(self.round, server=self.server).for_tests()
+        message, state = method.download(s, self.server, client), self.states.get(client)
+        seeds.seed_layers(task.seed, "layers/personal", self.round, client)
+        job = Job("personal", self.round, client, to_device(message), to_device(state))
+        c = open_visit(task, job, task.federation.train(client))
+        return open_personal(c, method.personalise(c))
 
     def _tap(self) -> tuple[TappedNet, Task]:
         """The task with a network that notes its passes."""
@@ -147,7 +171,7 @@ def _read_client(given: Any, clients: int) -> int:
     with suppress(TypeError):
         if not truth and 0 <= (client := operator.index(given)) < clients:
             return client
-    raise InputError(f"client_model: expected a client from 0 to {clients - 1}, got {given!r}")
+    raise InputError(f"client: expected a client from 0 to {clients - 1}, got {given!r}")
 
 
 def find_unused(task: Task, server: Groups) -> list[str]:

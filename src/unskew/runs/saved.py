@@ -1,0 +1,161 @@
+"""A run in its folder, opened to be used: figures and curves at once, models and predictions when they are asked for.
+
+run = unskew.open("runs/x")
+run.summary, run.to_frame()             what it came to
+run.model(), run.client(7).model()      networks, ready to use
+run.predict(images)                     scores, as the run's own tests make them
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unskew.base.errors import InputError
+from unskew.base.tree import Groups
+from unskew.data.dataset import Dataset, Samples
+from unskew.data.files.arrays import to_inputs
+from unskew.models.base import Architecture, Model
+from unskew.runs import engine
+from unskew.runs.config import Run
+from unskew.runs.folder import Row, RunFolder
+from unskew.runs.models import Models
+from unskew.runs.summary import read_finished
+
+
+class SavedRun:
+    """A run in its folder, finished or not."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        data_dir: Path | None = None,
+        dataset: Dataset | None = None,
+        model: Architecture | None = None,
+        accept_changed_code: bool = False,
+    ) -> None:
+        self._folder = RunFolder.at(path)
+        self._given: dict[str, Any] = {
+            "data_dir": data_dir, "dataset": dataset, "model": model, "accept_changed_code": accept_changed_code,
+        }  # fmt: skip
+
+    def __repr__(self) -> str:
+        state = "finished" if self.finished else f"unfinished, {len(self.rounds) - 1} rounds"
+        return f"<run {self.path}: {self.config.method} on {self.config.data}, {state}>"
+
+    @property
+    def path(self) -> Path:
+        """Its folder."""
+        return self._folder.path
+
+    @property
+    def finished(self) -> bool:
+        """Whether all rounds were run."""
+        return self._folder.finished
+
+    @cached_property
+    def config(self) -> Run:
+        """The resolved run; it needs the user's own code, where there is some."""
+        return RunFolder.open(self.path)[1]
+
+    @cached_property
+    def summary(self) -> Row:
+        """The figures of a finished run."""
+        if not self.finished:
+            raise InputError(f"{self.path} is not finished, so it has no summary; run 'unskew resume {self.path}'")
+        return read_finished(self._folder)
+
+    @cached_property
+    def rounds(self) -> list[Row]:
+        """The row of each round so far, from round 0 on, the initial model."""
+        return [row for _, row in sorted(self._folder.rounds().items())]
+
+    def to_frame(self) -> Any:
+        """The rounds as a pandas frame: a row a round, nested figures as columns such as `personal.mean`."""
+        try:
+            import pandas as pd
+        except ImportError:
+            raise InputError("to_frame needs pandas; pip install 'unskew[frames]'") from None
+        return pd.json_normalize(self.rounds).set_index("round")
+
+    @property
+    def data(self) -> Dataset:
+        """The run's data, as it used them."""
+        return self._models.task.federation.dataset
+
+    @property
+    def published(self) -> Groups:
+        """What the server has: groups `model` and `buffers`."""
+        return self._models.published
+
+    def model(self) -> Model:
+        """The global model after the last round, ready to use; refused where every client has a model of its own."""
+        return self._models.build_global()
+
+    def client(self, number: int) -> SavedClient:
+        """One of its clients."""
+        return SavedClient(self, number)
+
+    def predict(self, images: Any) -> Tensor:
+        """Scores [N, classes] by the global model of images (arrays or tensors) as the run's data hold them."""
+        return self._models.predict(self._read(images))
+
+    @cached_property
+    def _models(self) -> Models:
+        return engine.look(self.path, **self._given)
+
+    def _read(self, images: Any) -> Samples:
+        """Images of the kind that the run was trained on; others would be scaled in another way."""
+        known = self.data.train.x
+        shape = tuple(known.shape[1:])
+        if isinstance(images, Samples):
+            images = images.x
+        x = images if isinstance(images, Tensor) else np.asarray(images)
+        if tuple(x.shape[1:]) != shape and x.ndim == len(shape) + 1:
+            x = to_inputs(x.numpy() if isinstance(x, Tensor) else x, "predict")
+        if tuple(x.shape[1:]) != shape:
+            raise InputError(
+                f"predict: expected images of shape [N, {', '.join(map(str, shape))}], got {list(x.shape)}"
+            )
+        found = x if isinstance(x, Tensor) else torch.from_numpy(np.ascontiguousarray(x))
+        if found.is_floating_point() != known.is_floating_point():
+            wanted = "floats, scaled as its samples are" if known.is_floating_point() else "uint8, from 0 to 255"
+            raise InputError(f"predict: the run was trained on {wanted}; got {str(found.dtype).removeprefix('torch.')}")
+        if not found.is_floating_point() and found.dtype is not torch.uint8:
+            found = to_inputs(found.numpy(), "predict")
+        if found.is_floating_point() and not torch.isfinite(found).all():
+            raise InputError("predict: NaN or infinite values among the images; drop or repair them")
+        return Samples(found, torch.zeros(len(found), dtype=torch.int64))
+
+
+@dataclass(frozen=True)
+class SavedClient:
+    """A client of a run."""
+
+    run: SavedRun
+    number: int
+
+    def model(self) -> Model:
+        """The model that this client would use now: its own, or the global one if the method has none."""
+        return self.run._models.build_own(self.number)
+
+    def predict(self, images: Any) -> Tensor:
+        """Scores [N, classes] by the client's model."""
+        return self.run._models.predict(self.run._read(images), self.number)
+
+    def test_samples(self) -> Samples:
+        """The samples that the run tests this client on."""
+        found = self.run._models.task.federation.local_test(self.number)
+        return found.source.take(found.index)
+
+    @property
+    def state(self) -> Groups:
+        """What it keeps between its visits."""
+        return self.run._models.states.get(self.number)
