@@ -30,6 +30,11 @@ COMMANDS = {
         "reproduce.reproduce",
         "Reproduces the papers' tables and figures: runs their cells and prints ours beside the printed figures.",
     ),
+    "list": ("look.list_runs", "Lists the runs in a folder: what was run, how far it came, how good it is."),
+    "show": ("look.show", "Shows a run: its options and figures, or how far it came."),
+    "plot": ("look.plot", "Draws the accuracy of runs over rounds into one picture (.png, .pdf, .svg)."),
+    "predict": ("use.predict", "Predicts with a run's model, or a client's own, and tells the accuracy."),
+    "export": ("use.export", "Writes a run's model, or a client's own, as a file for other programs."),
     "split": (
         "split.split",
         "Shows and saves a partition: counts per client and class, how skewed it is, a picture.",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -22,7 +22,7 @@ from unskew.data.dataset import Dataset
 from unskew.data.partition.skew import choose_clients, label_counts
 from unskew.data.sources import load
 from unskew.report.comparison import table as comparison_table
-from unskew.report.curves import highlight, plot_measures, plot_panels
+from unskew.report.curves import Curves, collect_panels, highlight, plot_measures, plot_panels
 from unskew.report.files import check_place, put_in_place, writing_place
 from unskew.report.page import write_page
 from unskew.report.split_plot import plot_split
@@ -34,7 +34,6 @@ from unskew.runs.comparison import CellResult, Metric
 from unskew.runs.comparison import compare as run_all
 from unskew.runs.config import FLAGS, Run, cohort_size
 from unskew.runs.field import drop_misfits
-from unskew.runs.folder import Row
 
 SUFFIX: dict[Format, str] = {"json": "json", "md": "md", "csv": "csv", "latex": "tex"}
 
@@ -144,30 +143,9 @@ def draw_pictures(
     plot_split(counts, data.classes, out / "split.png", title, names, len(partition))
 
 
-GLOBAL, OWN = "global models, on the global test set", "models that clients use, pooled over their own test sets"
-
-_READ: dict[str, Callable[[Row], float | None]] = {
-    GLOBAL: lambda row: row.get("accuracy"), OWN: lambda row: row.get("personal", {}).get("pooled"),
-}  # fmt: skip
-
-
-def collect_curves(cells: Sequence[CellResult]) -> dict[str, dict[str, list[list[tuple[int, float]]]]]:
+def collect_curves(cells: Sequence[CellResult]) -> dict[str, Curves]:
     """The accuracy curves of each kind; one panel without a heading where there is only one kind."""
-    found: dict[str, dict[str, list[list[tuple[int, float]]]]] = {GLOBAL: {}, OWN: {}}
-    mixed = any(cell.output != "global" for cell in cells)
-    for cell in cells:
-        kinds: list[str] = []
-        if cell.output != "tuned":  # whose global model is that of the method inside it
-            kinds.append(GLOBAL)
-        if cell.output != "global" or (mixed and cell.method == cells[0].method):  # whom all are compared with
-            kinds.append(OWN)
-        for kind in kinds:
-            values = ((row["round"], _READ[kind](row)) for row in cell.rounds)
-            curve = [(number, value) for number, value in values if value is not None]
-            if curve:
-                found[kind].setdefault(cell.method, []).append(curve)
-    panels = {kind: curves for kind, curves in found.items() if curves}
-    return panels if len(panels) > 1 else {"": next(iter(panels.values()), {})}
+    return collect_panels([(cell.method, cell.output, cell.rounds) for cell in cells])
 
 
 def highlight_all(cells: Sequence[CellResult]) -> list[str]:
@@ -175,9 +153,7 @@ def highlight_all(cells: Sequence[CellResult]) -> list[str]:
     return [name for curves in collect_curves(cells).values() for name in highlight(curves)]
 
 
-def _tag(
-    curves: dict[str, list[list[tuple[int, float]]]], result: Compared
-) -> dict[str, list[list[tuple[int, float]]]]:
+def _tag(curves: Curves, result: Compared) -> Curves:
     return {name + result.tag(name, personal=False): own for name, own in curves.items()}
 
 

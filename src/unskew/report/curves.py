@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,33 @@ Curve = Sequence[tuple[int, float]]
 Curves = Mapping[str, Sequence[Curve]]
 """Those of each method."""
 EXPLAINED = "in brackets: the last round; band: ± 1 standard deviation over seeds"
+
+
+GLOBAL, OWN = "global models, on the global test set", "models that clients use, pooled over their own test sets"
+
+_READ: dict[str, Callable[[Mapping[str, Any]], float | None]] = {
+    GLOBAL: lambda row: row.get("accuracy"), OWN: lambda row: row.get("personal", {}).get("pooled"),
+}  # fmt: skip
+
+
+def collect_panels(runs: Sequence[tuple[str, str, Sequence[Mapping[str, Any]]]]) -> dict[str, Curves]:
+    """The accuracy curves of each kind from runs (method, its output, its rows); the first is whom all are compared
+    with. One panel without a heading where there is only one kind."""
+    found: dict[str, dict[str, list[Curve]]] = {GLOBAL: {}, OWN: {}}
+    mixed = any(output != "global" for _, output, _ in runs)
+    for method, output, rows in runs:
+        kinds: list[str] = []
+        if output != "tuned":  # whose global model is that of the method inside it
+            kinds.append(GLOBAL)
+        if output != "global" or (mixed and method == runs[0][0]):
+            kinds.append(OWN)
+        for kind in kinds:
+            values = ((row["round"], _READ[kind](row)) for row in rows)
+            curve = [(number, value) for number, value in values if value is not None]
+            if curve:
+                found[kind].setdefault(method, []).append(curve)
+    panels: dict[str, Curves] = {kind: curves for kind, curves in found.items() if curves}
+    return panels if len(panels) > 1 else {"": next(iter(panels.values()), {})}
 
 
 def plot_curves(curves: Curves, path: Path, title: str) -> None:

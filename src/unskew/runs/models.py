@@ -72,7 +72,7 @@ class Models:
 
     def build_global(self) -> Model:
         """The final global model, ready to use."""
-        self._refuse_personal("client_model(7)")
+        self._refuse_personal()
         with prepare_process(self.config.execution.threads):
             tapped, task = self._tap()
             found = self._trace(*self._open_global(task), tapped)
@@ -82,7 +82,7 @@ class Models:
 
     def build_own(self, client: int) -> Model:
         """The model that a client would use now, ready to use."""
-        client = _read_client(client, self.task.num_clients)
+        client = read_client(client, self.task.num_clients)
         with prepare_process(self.config.execution.threads), self.task.device.set_tf32():
             tapped, task = self._tap()
             found = self._trace(*self._open_own(task, client), tapped)
@@ -99,9 +99,9 @@ class Models:
         In the batches that the run's own tests take, so that they are the same to the last bit.
         """
         if client is None:
-            self._refuse_personal("client(7)")
+            self._refuse_personal()
         else:
-            client = _read_client(client, self.task.num_clients)
+            client = read_client(client, self.task.num_clients)
         task = replace(self.task, profile=None, observers=())
         with prepare_process(self.config.execution.threads), task.device.set_tf32(), torch.no_grad():
             c, params = self._open_global(task) if client is None else self._open_own(task, client)
@@ -109,11 +109,12 @@ class Models:
             scores = [task.method.predict(c, params, part.x).cpu() for part in parts]
         return torch.cat(scores) if scores else torch.empty(0, task.federation.dataset.num_classes)
 
-    def _refuse_personal(self, instead: str) -> None:
+    def _refuse_personal(self) -> None:
         if self.task.method.output == "personal":
             raise InputError(
                 f"{self.task.method.name} gives every client a model of its own, and nobody uses the one at the server "
-                f"as it is; take .{instead}, the model of client 7 (.published holds what the server has)"
+                "as it is; take a client's, such as that of client 7: --client 7, in Python run.client(7).model() or "
+                "result.client_model(7) (.published holds what the server has)"
             )
 
     def _open_global(self, task: Task) -> tuple[ClientContext, Tree]:
@@ -165,7 +166,7 @@ class Models:
         return model.eval()
 
 
-def _read_client(given: Any, clients: int) -> int:
+def read_client(given: Any, clients: int) -> int:
     """A client's number; numpy's and torch's are taken for what they are."""
     truth = isinstance(given, bool) or getattr(given, "dtype", None) is torch.bool
     with suppress(TypeError):

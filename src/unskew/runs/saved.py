@@ -23,9 +23,9 @@ from unskew.data.dataset import Dataset, Samples
 from unskew.data.files.arrays import to_inputs
 from unskew.models.base import Architecture, Model
 from unskew.runs import engine
-from unskew.runs.config import Run
+from unskew.runs.config import Run, read_file
 from unskew.runs.folder import Row, RunFolder
-from unskew.runs.models import Models
+from unskew.runs.models import Models, read_client
 from unskew.runs.summary import read_finished
 
 
@@ -84,6 +84,46 @@ class SavedRun:
         except ImportError:
             raise InputError("to_frame needs pandas; pip install 'unskew[frames]'") from None
         return pd.json_normalize(self.rounds).set_index("round")
+
+    @property
+    def about(self) -> Row:
+        """What was run, in a few words; it needs no code of the user's."""
+        table = self._table
+        wanted = ("method", "data", "model", "split", "clients", "sample", "rounds", "seed")
+        try:
+            return {key: _plain(getattr(self.config, key)) for key in wanted}
+        except InputError:  # its code is gone: the summary still says it
+            written = self.summary if self.finished else {}
+            return {key: written.get(key, _name(table.get(key))) for key in wanted}
+
+    @property
+    def output(self) -> str:
+        """Which model is the method's product; of a method whose code is gone, as its rows look."""
+        try:
+            return str(self.config.method.output)
+        except InputError:
+            return "global" if any("accuracy" in row for row in self.rounds) else "personal"
+
+    @property
+    def curve(self) -> list[tuple[int, float]]:
+        """(round, accuracy) of the tested rounds: the global model's, or clients' own, pooled."""
+        found = ((row["round"], self.read_accuracy(row)) for row in self.rounds)
+        return [(number, value) for number, value in found if value is not None]
+
+    def read_accuracy(self, row: Row) -> float | None:
+        """The accuracy that a row holds, of the kind that the run is judged by."""
+        value = row.get("personal", {}).get("pooled") if self.output == "personal" else row.get("accuracy")
+        return None if value is None else float(value)
+
+    @property
+    def changed(self) -> float:
+        """When it last wrote a row, in seconds since 1970."""
+        rows = self._folder.place / "rounds.jsonl"
+        return (rows if rows.exists() else self._folder.place / "run.toml").stat().st_mtime
+
+    @cached_property
+    def _table(self) -> Row:
+        return read_file(self.path / "run.toml")
 
     @property
     def data(self) -> Dataset:
@@ -152,10 +192,30 @@ class SavedClient:
 
     def test_samples(self) -> Samples:
         """The samples that the run tests this client on."""
-        found = self.run._models.task.federation.local_test(self.number)
+        task = self.run._models.task
+        found = task.federation.local_test(read_client(self.number, task.num_clients))
         return found.source.take(found.index)
 
     @property
     def state(self) -> Groups:
         """What it keeps between its visits."""
-        return self.run._models.states.get(self.number)
+        models = self.run._models
+        return models.states.get(read_client(self.number, models.task.num_clients))
+
+
+def find_runs(place: Path) -> list[SavedRun]:
+    """The runs in a folder and those inside it, the newest last; the folder may be a run itself."""
+    if not place.is_dir():
+        raise InputError(f"{place} is no folder; give a run's folder, or one that holds runs")
+    found = [SavedRun(file.parent) for file in place.rglob("run.toml")]
+    if not found:
+        raise InputError(f"there are no runs in {place}; 'unskew run' makes one")
+    return sorted(found, key=lambda run: (run.changed, str(run.path)))
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, (int, float, type(None))) else str(value)
+
+
+def _name(value: Any) -> Any:
+    return value.get("name", "?") if isinstance(value, dict) else value

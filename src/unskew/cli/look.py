@@ -1,0 +1,130 @@
+"""`unskew list`, `unskew show`, `unskew plot`: what runs came to, without running anything."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from unskew.base.errors import InputError
+from unskew.base.text import count_of
+from unskew.cli.output import console, make_table, note, print_json, show_result
+from unskew.cli.shared_flags import Json
+from unskew.report.curves import collect_panels, plot_panels
+from unskew.runs.folder import Row
+from unskew.runs.saved import SavedRun, find_runs
+
+KINDS = (".png", ".pdf", ".svg")
+
+
+def list_runs(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="where to look, folders inside it too")] = Path(
+        "runs"
+    ),
+    as_json: Json = False,
+) -> None:
+    """Lists the runs in a folder, the newest last: what was run, how far it came, how good it is."""
+    rows = [_describe(run) for run in find_runs(folder)]
+    if as_json:
+        print_json(rows)
+        return
+    table = make_table("run", "method", "data", "split", "seed", "rounds", "accuracy", "state", "changed")
+    for column in table.columns[4:]:
+        column.no_wrap = True
+    for row in rows:
+        accuracy = "" if row["accuracy"] is None else f"{100 * row['accuracy']:.2f} %"
+        changed = datetime.fromtimestamp(row["changed"]).strftime("%Y-%m-%d %H:%M")
+        shown = (row["run"], row["method"], row["data"], row["split"], row["seed"], f"{row['done']}/{row['rounds']}")
+        table.add_row(*map(str, shown), accuracy, row["state"], changed)
+    console.print(table)
+    console.print(f"{count_of(len(rows), 'run')}; accuracy after the last round tested", style="dim")
+
+
+def _describe(run: SavedRun) -> Row:
+    """What a line of the list says; a run that cannot be read says so in its own line."""
+    about: Row = {"run": str(run.path), **dict.fromkeys(("method", "data", "split", "seed", "rounds"), "?"), "done": 0,
+                  "accuracy": None, "state": "unfinished", "changed": run.changed}  # fmt: skip
+    try:
+        about |= run.about
+        about["done"] = max(len(run.rounds) - 1, 0)
+        about["accuracy"] = run.curve[-1][1] if run.curve else None
+        if run.finished:
+            about["state"] = "diverged" if run.summary["diverged"] else "finished"
+    except InputError as error:
+        about["state"] = "damaged"
+        note(f"{run.path}: {error}")
+    return about
+
+
+def show(
+    path: Annotated[Path, typer.Argument(metavar="RUN", help="the run's folder")],
+    as_json: Json = False,
+) -> None:
+    """Shows a run: its options and figures, or how far it came."""
+    run = SavedRun(path)
+    if run.finished:
+        if not as_json:
+            _show_options(run)
+        show_result(run.summary, path, as_json)
+        return
+    if as_json:
+        print_json({**run.about, "finished": False, "rows": run.rounds})
+        return
+    _show_options(run)
+    table = make_table("round", "accuracy", "train loss", title="\nthe last rounds")
+    for row in run.rounds[-5:]:
+        value, loss = run.read_accuracy(row), row.get("train_loss")
+        table.add_row(
+            str(row["round"]), "" if value is None else f"{100 * value:.2f} %", "" if loss is None else f"{loss:.4f}"
+        )
+    console.print(table)
+    console.print(f"not finished; 'unskew resume {path}' continues it", soft_wrap=True)
+
+
+def _show_options(run: SavedRun) -> None:
+    table = make_table("option", "value", title=f"{run.path}")
+    for name, value in run.about.items():
+        table.add_row(name, str(value))
+    console.print(table)
+
+
+def plot(
+    paths: Annotated[list[Path], typer.Argument(metavar="RUN…", help="folders of runs, or folders that hold some")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="the picture: .png, .pdf or .svg")] = Path("curves.png"),
+    title: Annotated[str, typer.Option(help="the line above it")] = "",
+) -> None:
+    """Draws the accuracy of runs over rounds into one picture; runs of one method are seeds of one line."""
+    if out.suffix.lower() not in KINDS:
+        raise InputError(f"--out expects the name of a {', '.join(KINDS)} file, got '{out}'")
+    runs = [run for path in paths for run in find_runs(path)]
+    panels = collect_panels([(run.about["method"], run.output, run.rounds) for run in runs])
+    if not any(panels.values()):
+        raise InputError(f"nothing to draw: no round of {', '.join(map(str, paths))} was tested yet")
+    draw_whole(panels, out, title or _make_title([run.about for run in runs]))
+    console.print(f"wrote {out}: {count_of(len(runs), 'run')}", soft_wrap=True)
+
+
+def draw_whole(panels: Any, path: Path, title: str) -> None:
+    """Draws the picture, whole or not at all."""
+    part = path.with_name(f".{os.getpid()}.{path.name}")
+    try:
+        plot_panels(panels, part, title)
+        part.replace(path)
+    except OSError as error:
+        raise InputError(f"cannot write '{path}': {error.strerror}; choose a writable place") from None
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink()
+
+
+def _make_title(runs: Sequence[Row]) -> str:
+    """What all of them have in common."""
+    first = runs[0]
+    return ", ".join(
+        str(first[key]) for key in ("data", "split", "model") if all(run[key] == first[key] for run in runs)
+    )
