@@ -16,7 +16,7 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from unskew.base.errors import InputError, let_pass
-from unskew.deploy.messages import LIMIT
+from unskew.deploy.channel import LIMIT
 from unskew.runs.config import read_file
 
 PUBLISHER = "unskew"

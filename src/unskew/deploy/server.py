@@ -19,7 +19,8 @@ from unskew.core.jobs import Job, Reply
 from unskew.core.task import Task
 from unskew.data.dataset import Dataset
 from unskew.data.partition.listed import ListedPartition
-from unskew.deploy.messages import LIMIT, Answer, Refused, Request, check_like, decode_answer, empty_like, encode
+from unskew.deploy.channel import LIMIT, Refused
+from unskew.deploy.messages import Answer, Request, check_like, decode_answer, empty_like, encode
 from unskew.deploy.site import Facts, describe_run
 from unskew.runs.building import Prepared, make_task
 from unskew.runs.config import Run
@@ -60,6 +61,8 @@ def prepare_for_sites(config: Run, test: Dataset, sites: int) -> Prepared:
         raise InputError(f"sites measure nothing yet: leave measure out, got {config.measure[0]}")
     if config.clients not in (None, sites):
         raise InputError(f"the run file says {config.clients} clients, and there are {sites} sites; leave clients out")
+    if not config.execution.checkpoint_every:  # a round of sites takes long
+        config = replace(config, execution=replace(config.execution, checkpoint_every=1))
     nobody = ListedPartition.from_lists([[] for _ in range(sites)], len(test.train))
     resolved = replace(config, clients=sites).resolve(test)
     return Prepared(resolved, make_task(resolved, test, nobody))

@@ -91,10 +91,16 @@ class Models:
         task, method = self.task, self.task.method
         client = _read_client(client, task.num_clients)
         with prepare_process(self.config.execution.threads), task.device.set_tf32():
-            tapped, task = self._tap()
             seeds.seed_layers(task.seed, "layers/personal", self.round, client)
             s = task.server_context(self.round, server=self.server).for_tests()
-            message, state = method.download(s, self.server, client), self.states.get(client)
+            message = method.download(s, self.server, client)
+        return self.build_from(client, message, self.states.get(client))
+
+    def build_from(self, client: int, message: Groups, state: Groups) -> Model:
+        """The model that a client makes of a message and of what it remembers."""
+        method = self.task.method
+        with prepare_process(self.config.execution.threads), self.task.device.set_tf32():
+            tapped, task = self._tap()
             seeds.seed_layers(task.seed, "layers/personal", self.round, client)
             to_device = task.device.to_device
             job = Job("personal", self.round, client, to_device(message), to_device(state))

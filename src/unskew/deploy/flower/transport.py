@@ -10,7 +10,7 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from unskew.deploy.flower.records import from_records, read_introduction, to_records
-from unskew.deploy.messages import Refused
+from unskew.deploy.channel import Refused
 
 log = logging.getLogger(__name__)
 
