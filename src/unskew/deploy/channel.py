@@ -1,4 +1,4 @@
-"""Bytes between two processes of a site, over a Unix socket. Imports nothing heavy: Flower starts it for every message."""
+"""Bytes between two processes of a site, over a Unix socket. Imports nothing heavy: it is started for every message."""
 
 from __future__ import annotations
 

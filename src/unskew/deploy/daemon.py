@@ -33,7 +33,7 @@ class Daemon:
         try:
             self._socket.bind(path.name)
         except OSError as error:
-            raise InputError(f"cannot open the socket {path}: {error.strerror or error}; choose another place") from None
+            raise InputError(f"cannot open the socket {path}: {error.strerror or error}; move the folder") from None
         finally:
             os.chdir(here)
             os.umask(mask)

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
-from unskew.deploy.flower.records import from_records, read_introduction, to_records
 from unskew.deploy.channel import Refused
+from unskew.deploy.flower.records import from_records, read_introduction, to_records
 
 log = logging.getLogger(__name__)
 
