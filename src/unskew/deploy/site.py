@@ -42,6 +42,7 @@ KEPT_ROUNDS = 20
 """States of so many rounds are kept, for servers that go back."""
 MESSAGE = "message.safetensors"
 """The newest request with a model, of which the site's own model is made."""
+_DOING = {"train": "training", "survey": "looking at the data", "personal": "testing the own model"}
 MOST_CLIENTS = 100_000
 """A run of more is none that a site believes: it keeps a list of them."""
 
@@ -140,6 +141,7 @@ class Site:
             return place.read_bytes()  # it was lost on its way
         known = {name: own for name, own in at.message.items() if name in groups or head.kind == "train"}
         check_like(groups, known, free=known.keys() - {"model", "buffers"})
+        log.info("round %d: %s", head.round, _DOING[head.kind])
         with prepare_process(1), at.task.device.set_tf32():
             made = self._work(at, head, groups, asked)
         storage.write_atomic(place, made)
