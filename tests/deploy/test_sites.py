@@ -19,7 +19,8 @@ from unskew import Dataset, Samples
 from unskew.base import storage
 from unskew.base.errors import InputError
 from unskew.deploy import messages
-from unskew.deploy.messages import Answer, Refused, Request
+from unskew.deploy.channel import Refused
+from unskew.deploy.messages import Answer, Request
 from unskew.deploy.server import OverSites, Terms, TooFewAnswers, prepare_for_sites
 from unskew.deploy.site import Site
 from unskew.runs import engine
@@ -267,7 +268,7 @@ def test_a_run_with_measures_is_refused(federation, tmp_path):
 
 
 def test_a_site_whose_samples_do_not_fit_says_so(federation, tmp_path):
-    facts = {"classes": list("0123456789"), "shape": [3, 32, 32], "mean": [0.5] * 3, "std": [0.5] * 3}
+    facts = {"classes": list("0123456789"), "shape": [3, 32, 32], "type": "uint8", "mean": [0.5] * 3, "std": [0.5] * 3}
     answer = open_with(federation, tmp_path, data=facts)
     assert answer.kind == "failed" and "have the shape (1, 8, 8), the run expects (3, 32, 32)" in answer.reason
 

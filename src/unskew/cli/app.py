@@ -39,6 +39,10 @@ COMMANDS = {
         "split.split",
         "Shows and saves a partition: counts per client and class, how skewed it is, a picture.",
     ),
+    "deploy": (
+        "deploy.deploy",
+        "Trains over real sites, which keep their data: a server, sites with their own keys, personal models.",
+    ),
     "methods": (
         "methods.list_methods",
         "Lists the methods and what combines with them, or explains one with all its options.",
@@ -96,6 +100,8 @@ def load_command(name: str) -> Any:
     gc.enable()
     keep_freed_memory()
     signals.begin_work()
+    if isinstance(found, typer.Typer):
+        return typer.main.get_command(found)
     alone = typer.Typer(add_completion=False, rich_markup_mode="rich")
     alone.command(name)(found)
     return typer.main.get_command(alone)
@@ -183,6 +189,8 @@ def _try_command(arguments: list[str] | None) -> int:
     except Exception as error:
         if hasattr(error, "format_message"):  # the command-line library's error for a wrong flag or value
             message = " ".join(error.format_message().split()) or "no command was given"
+            if type(error).__name__ == "NoSuchOption":  # the libraries' versions say it in different ways
+                message = f"No such option: {error.option_name}"  # type: ignore[attr-defined]
             message = _explain_flag(error) or message
             return _report(f"{message} (see --help)")
         if type(error).__name__ == "Abort":

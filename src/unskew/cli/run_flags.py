@@ -78,9 +78,13 @@ def _make_parameter(flag: str) -> inspect.Parameter:
     kind = _KINDS.get(option.type, str)
     choices = f" ({option.type})" if " | " in option.type and kind is str and flag != "model" else ""
     default = "" if option.default == "none" else f" [default: {option.default}]"
+
+    def read(text: str) -> Any:  # a function: older versions of typer want the parser's name
+        return _read(flag, kind, text)
+
     info = typer.Option(
-        spell_flag(flag), help=(option.doc + choices + default).replace("[", "\\["), show_default=False,
-        parser=functools.partial(_read, flag, kind), metavar=_METAVARS[kind],
+        spell_flag(flag), help=(option.doc + choices + default).replace("[", "\\["), show_default=False, parser=read,
+        metavar=_METAVARS[kind],
     )  # fmt: skip
     # the parser gives the type; named here, bool would become a flag without a value
     taken: Any = list[str] if flag in LISTS else str

@@ -9,16 +9,14 @@ import contextlib
 import logging
 import os
 import socket
-import struct
 import threading
 from pathlib import Path
 
 from unskew.base.errors import InputError
-from unskew.deploy.messages import LIMIT
+from unskew.deploy.channel import receive, send
 from unskew.deploy.site import Site
 
 log = logging.getLogger(__name__)
-_LENGTH = struct.Struct(">Q")
 
 
 class Daemon:
@@ -30,15 +28,15 @@ class Daemon:
         path.parent.chmod(0o700)  # nobody else may even look
         path.unlink(missing_ok=True)
         self._socket = socket.socket(socket.AF_UNIX)
-        before = os.umask(0o177)
+        mask, here = os.umask(0o177), Path.cwd()
+        os.chdir(path.parent)  # the system takes a hundred letters; by its name alone a socket may be anywhere
         try:
-            self._socket.bind(str(path))
+            self._socket.bind(path.name)
         except OSError as error:
-            raise InputError(
-                f"cannot open the socket {path}: {error.strerror or error}; choose a shorter path"
-            ) from None
+            raise InputError(f"cannot open the socket {path}: {error.strerror or error}; move the folder") from None
         finally:
-            os.umask(before)
+            os.chdir(here)
+            os.umask(mask)
         self._socket.listen()
 
     def serve(self) -> None:
@@ -64,35 +62,3 @@ class Daemon:
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
         self.path.unlink(missing_ok=True)
-
-
-def ask(path: Path, data: bytes, limit: int = LIMIT) -> bytes:
-    """The site's answer to a request."""
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.connect(str(path))
-        send(connection, data)
-        return receive(connection, limit)
-
-
-def send(connection: socket.socket, data: bytes) -> None:
-    """Its length, then the bytes."""
-    connection.sendall(_LENGTH.pack(len(data)))
-    connection.sendall(data)
-
-
-def receive(connection: socket.socket, limit: int) -> bytes:
-    """What the other side sent; no more is read than it announced, and no more than the limit."""
-    (length,) = _LENGTH.unpack(_read(connection, _LENGTH.size))
-    if length > limit:
-        raise ConnectionError(f"{length} bytes announced, expected at most {limit}")
-    return _read(connection, length)
-
-
-def _read(connection: socket.socket, length: int) -> bytes:
-    found = bytearray()
-    while len(found) < length:
-        part = connection.recv(min(1 << 20, length - len(found)))
-        if not part:
-            raise EOFError("the other side has gone")
-        found += part
-    return bytes(found)

@@ -17,18 +17,13 @@ from torch import Tensor
 from unskew.base import storage, tree
 from unskew.base.errors import one_line
 from unskew.base.tree import Groups
+from unskew.deploy.channel import LIMIT, Refused
 
-LIMIT = 1 << 30
-"""Bytes of a message, unless a site or a server says otherwise."""
 HEAD_LIMIT = 1 << 24
 """Bytes of a message's head: names and shapes of tensors, and a few numbers."""
 
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 Text = Annotated[str, Field(max_length=200)]
-
-
-class Refused(Exception):
-    """A message that cannot be used, and why."""
 
 
 class Head(BaseModel):

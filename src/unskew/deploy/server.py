@@ -14,15 +14,19 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from unskew.base.errors import InputError
+from unskew.base.text import Table
 from unskew.base.tree import Groups
 from unskew.core.jobs import Job, Reply
 from unskew.core.task import Task
 from unskew.data.dataset import Dataset
 from unskew.data.partition.listed import ListedPartition
-from unskew.deploy.messages import LIMIT, Answer, Refused, Request, check_like, decode_answer, empty_like, encode
+from unskew.data.sources import load
+from unskew.deploy.channel import LIMIT, Refused
+from unskew.deploy.folder import DeployFolder, Deployment
+from unskew.deploy.messages import Answer, Request, check_like, decode_answer, empty_like, encode
 from unskew.deploy.site import Facts, describe_run
 from unskew.runs.building import Prepared, make_task
-from unskew.runs.config import Run
+from unskew.runs.config import Run, from_table, read_file
 
 log = logging.getLogger(__name__)
 
@@ -60,9 +64,30 @@ def prepare_for_sites(config: Run, test: Dataset, sites: int) -> Prepared:
         raise InputError(f"sites measure nothing yet: leave measure out, got {config.measure[0]}")
     if config.clients not in (None, sites):
         raise InputError(f"the run file says {config.clients} clients, and there are {sites} sites; leave clients out")
+    if not config.execution.checkpoint_every:  # a round of sites takes long
+        config = replace(config, execution=replace(config.execution, checkpoint_every=1))
     nobody = ListedPartition.from_lists([[] for _ in range(sites)], len(test.train))
     resolved = replace(config, clients=sites).resolve(test)
     return Prepared(resolved, make_task(resolved, test, nobody))
+
+
+def prepare_deployment(folder: DeployFolder) -> Prepared:
+    """The run of a deployment's folder as its server plays it."""
+    about = folder.read()
+    return prepare_table(read_file(folder.run_file), about)
+
+
+def prepare_table(table: Table, about: Deployment) -> Prepared:
+    """The run of a run file's table; its data are the server's test samples."""
+    if not about.test:
+        raise InputError("deploy.toml: test: expected the server's test samples, such as npz:/data/test.npz")
+    given = {key: table[key] for key in ("data", "split", "clients") if key in table}
+    if given:
+        raise InputError(f"the run file of a deployment leaves out {', '.join(given)}: sites have their own data")
+    table = {**table, "data": about.test}
+    config, data = from_table(table), load(about.test)
+    test = Dataset(data.name, data.test, data.test, data.classes, data.mean, data.std)
+    return prepare_for_sites(config, test, len(about.sites))
 
 
 class OverSites:

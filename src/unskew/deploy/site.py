@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from unskew.base import storage, tree
 from unskew.base.errors import InputError, SlotError, one_line
@@ -27,40 +29,38 @@ from unskew.core.jobs import Job
 from unskew.core.task import Task
 from unskew.data.dataset import Dataset, Samples
 from unskew.data.partition.listed import ListedPartition
-from unskew.deploy.messages import (
-    LIMIT,
-    Answer,
-    Refused,
-    Request,
-    check_like,
-    decode_request,
-    empty_like,
-    encode,
-)
+from unskew.deploy.channel import LIMIT, Refused
+from unskew.deploy.messages import Answer, Request, check_like, decode_request, empty_like, encode
 from unskew.runs.building import make_task
+from unskew.runs.client_store import StateStore
 from unskew.runs.config import Run, from_table
+from unskew.runs.models import Models
 
 log = logging.getLogger(__name__)
 
 KEPT_ROUNDS = 20
 """States of so many rounds are kept, for servers that go back."""
+MESSAGE = "message.safetensors"
+"""The newest request with a model, of which the site's own model is made."""
+_DOING = {"train": "training", "survey": "looking at the data", "personal": "testing the own model"}
 MOST_CLIENTS = 100_000
 """A run of more is none that a site believes: it keeps a list of them."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What all sites must know of the data alike: classes, the shape of an input, how inputs are normalised."""
+    """What all sites must know of the data alike: classes, shape and type of an input, how inputs are normalised."""
 
     classes: tuple[str, ...]
     shape: tuple[int, ...]
+    type: str
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
     @classmethod
     def of(cls, data: Dataset) -> Facts:
         """Those of a data set."""
-        return cls(data.classes, data.shape, data.mean, data.std)
+        return cls(data.classes, data.shape, _name_type(data.train), data.mean, data.std)
 
     @classmethod
     def read(cls, about: Any) -> Facts:
@@ -68,16 +68,18 @@ class Facts:
         try:
             classes = tuple(str(name) for name in about["classes"])
             shape = tuple(int(length) for length in about["shape"])
+            kind = str(about["type"])
             mean, std = (tuple(float(value) for value in about[key]) for key in ("mean", "std"))
         except (KeyError, TypeError, ValueError) as error:
             raise Refused(f"what it says of the data cannot be read: {one_line(error)[:100]}") from None
-        return cls(classes, shape, mean, std)
+        return cls(classes, shape, kind, mean, std)
 
     def to_plain(self) -> dict[str, Any]:
         """As plain values."""
         return {
             "classes": list(self.classes),
             "shape": list(self.shape),
+            "type": self.type,
             "mean": list(self.mean),
             "std": list(self.std),
         }
@@ -87,6 +89,7 @@ class Facts:
 class _Opened:
     """A run that the site takes part in."""
 
+    config: Run
     task: Task
     client: int
     folder: Path
@@ -95,10 +98,15 @@ class _Opened:
 
 
 class Site:
-    """Answers requests with the samples of one place. One request at a time."""
+    """Answers requests with the samples of one place. One request at a time.
 
-    def __init__(self, samples: Samples, folder: Path, *, limit: int = LIMIT) -> None:
-        self.samples, self.folder, self.limit = samples, folder, limit
+    `classes`: what the labels are called here; without them they are the numbers of the run's classes.
+    """
+
+    def __init__(
+        self, samples: Samples, folder: Path, classes: Sequence[str] | None = None, *, limit: int = LIMIT
+    ) -> None:
+        self.samples, self.folder, self.classes, self.limit = samples, folder, classes, limit
         self._open: dict[str, _Opened] = {}
 
     def answer(self, data: bytes) -> bytes:
@@ -107,7 +115,7 @@ class Site:
         head = Request(run="0" * 8, round=0, client=0, kind="open")
         try:
             head, groups = decode_request(data, self.limit)
-            return self._answer(head, groups, asked)
+            return self._answer(head, groups, asked, data)
         except Refused as error:
             reason = f"the request was refused: {error}"
         except (InputError, SlotError) as error:
@@ -119,7 +127,7 @@ class Site:
                         reason=reason[:2000])  # fmt: skip
         return encode(failed, {})
 
-    def _answer(self, head: Request, groups: Groups, asked: str) -> bytes:
+    def _answer(self, head: Request, groups: Groups, asked: str, data: bytes) -> bytes:
         if head.kind == "open":
             self._open_run(head)
             opened = Answer(run=head.run, round=0, client=head.client, kind="opened", asked=asked,
@@ -133,9 +141,12 @@ class Site:
             return place.read_bytes()  # it was lost on its way
         known = {name: own for name, own in at.message.items() if name in groups or head.kind == "train"}
         check_like(groups, known, free=known.keys() - {"model", "buffers"})
+        log.info("round %d: %s", head.round, _DOING[head.kind])
         with prepare_process(1), at.task.device.set_tf32():
             made = self._work(at, head, groups, asked)
         storage.write_atomic(place, made)
+        if head.kind != "survey":
+            storage.write_atomic(at.folder / MESSAGE, data)
         return made
 
     def _work(self, at: _Opened, head: Request, groups: Groups, asked: str) -> bytes:
@@ -151,6 +162,30 @@ class Site:
             diagnostics={name: float(value) for name, value in reply.diagnostics.items()},
         )  # fmt: skip
         return encode(done, reply.groups)
+
+    def export(self, run: str | None = None) -> bytes:
+        """This site's own model of a run, the newest if none is named, as the bytes of a safetensors file."""
+        run = run or self._find_newest()
+        try:
+            head, groups = decode_request((self.folder / run / MESSAGE).read_bytes())
+        except FileNotFoundError:
+            raise InputError(f"this site has no model of run '{run}' yet; wait for its first round") from None
+        at = self._open_again(run)
+        state = self._read_state(at, head.round + 1)
+        nobody: Groups = {}
+        models = Models(at.config, at.task, StateStore(), nobody, nobody, head.round)
+        model = models.build_from(at.client, groups, state)
+        found: Groups = {"model": dict(model.named_parameters()), "buffers": dict(model.named_buffers())}
+        return storage.encode(found, {
+            "run": run, "round": head.round, "method": str(at.config.method), "model": str(at.config.model),
+            "classes": list(at.task.federation.dataset.classes),
+        })  # fmt: skip
+
+    def _find_newest(self) -> str:
+        found = sorted(self.folder.glob(f"*/{MESSAGE}"), key=lambda path: path.stat().st_mtime)
+        if not found:
+            raise InputError(f"{self.folder} holds no model yet; wait for the first round of a run")
+        return found[-1].parent.name
 
     # ------------------------------------------------------------------------------------------- runs
 
@@ -182,7 +217,7 @@ class Site:
             task = make_task(config, data, partition)
             s = task.server_context(0)
             message = task.method.download(s, task.method.init(s), client)
-        return _Opened(task, client, folder, empty_like(message))
+        return _Opened(config, task, client, folder, empty_like(message))
 
     def _take_data(self, facts: Facts) -> Dataset:
         """The site's samples as the run wants them; says what does not fit."""
@@ -190,7 +225,22 @@ class Site:
             raise InputError(
                 f"this site's samples have the shape {tuple(self.samples.x.shape[1:])}, the run expects {facts.shape}"
             )
-        return Dataset("site", self.samples, self.samples, facts.classes, facts.mean, facts.std)
+        if _name_type(self.samples) != facts.type:
+            raise InputError(f"this site's samples are {_name_type(self.samples)}, the run expects {facts.type}")
+        samples = self._renumber(facts.classes)
+        return Dataset("site", samples, samples, facts.classes, facts.mean, facts.std)
+
+    def _renumber(self, classes: Sequence[str]) -> Samples:
+        """The samples with the labels that all sites have for these classes."""
+        if self.classes is None or tuple(self.classes) == tuple(classes):
+            return self.samples
+        unknown = [name for name in self.classes if name not in classes]
+        if unknown:
+            raise InputError(
+                f"this site has samples of class '{unknown[0][:80]}', the run knows {', '.join(classes)[:300]}"
+            )
+        numbers = torch.tensor([list(classes).index(name) for name in self.classes])
+        return Samples(self.samples.x, numbers[self.samples.y])
 
     # ----------------------------------------------------------------------------------------- memory
 
@@ -206,6 +256,10 @@ class Site:
         storage.write_certified(at.folder, f"state-{round_:06d}", storage.encode(tree.settle(state)))
         for path in _list_states(at.folder)[:-KEPT_ROUNDS]:
             path.unlink()
+
+
+def _name_type(samples: Samples) -> str:
+    return str(samples.x.dtype).removeprefix("torch.")
 
 
 def _list_states(folder: Path) -> list[Path]:

@@ -84,8 +84,13 @@ class Models:
         """The model that a client would use now, ready to use."""
         client = read_client(client, self.task.num_clients)
         with prepare_process(self.config.execution.threads), self.task.device.set_tf32():
+            return self.build_from(client, self._message(self.task, client), self.states.get(client))
+
+    def build_from(self, client: int, message: Groups, state: Groups) -> Model:
+        """The model that a client makes of a message and of what it remembers."""
+        with prepare_process(self.config.execution.threads), self.task.device.set_tf32():
             tapped, task = self._tap()
-            found = self._trace(*self._open_own(task, client), tapped)
+            found = self._trace(*self._open_own(task, client, message, state), tapped)
             if found is None:
                 raise InputError(
                     f"{task.method.name} predicts by more than its network (slot predict), so no network alone does "
@@ -104,7 +109,10 @@ class Models:
             client = read_client(client, self.task.num_clients)
         task = replace(self.task, profile=None, observers=())
         with prepare_process(self.config.execution.threads), task.device.set_tf32(), torch.no_grad():
-            c, params = self._open_global(task) if client is None else self._open_own(task, client)
+            if client is None:
+                c, params = self._open_global(task)
+            else:
+                c, params = self._open_own(task, client, self._message(task, client), self.states.get(client))
             parts = task.federation.as_tests(samples.to(task.device.kind)).passes(task.eval_batch)
             scores = [task.method.predict(c, params, part.x).cpu() for part in parts]
         return torch.cat(scores) if scores else torch.empty(0, task.federation.dataset.num_classes)
@@ -122,16 +130,19 @@ class Models:
         job = Job("test", self.round, -1, task.device.to_device(self.published))
         return client_context(task, job, task.federation.common("test", 0, 1)), job.message["model"]
 
-    def _open_own(self, task: Task, client: int) -> tuple[ClientContext, Tree]:
-        """The same of a client's own."""
-        method, to_device = task.method, task.device.to_device
+    def _message(self, task: Task, client: int) -> Groups:
+        """What the server would send to a client now."""
         seeds.seed_layers(task.seed, "layers/personal", self.round, client)
         s = task.server_context(self.round, server=self.server).for_tests()
-        message, state = method.download(s, self.server, client), self.states.get(client)
+        return task.method.download(s, self.server, client)
+
+    def _open_own(self, task: Task, client: int, message: Groups, state: Groups) -> tuple[ClientContext, Tree]:
+        """The context and parameters of a test of a client's own model."""
+        to_device = task.device.to_device
         seeds.seed_layers(task.seed, "layers/personal", self.round, client)
         job = Job("personal", self.round, client, to_device(message), to_device(state))
         c = open_visit(task, job, task.federation.train(client))
-        return open_personal(c, method.personalise(c))
+        return open_personal(c, task.method.personalise(c))
 
     def _tap(self) -> tuple[TappedNet, Task]:
         """The task with a network that notes its passes."""

@@ -65,6 +65,21 @@ def load_npz_dataset(
     )  # fmt: skip
 
 
+def load_npz_samples(path: Path) -> tuple[Samples, tuple[str, ...] | None, int]:
+    """What one place holds in an .npz: its samples, its classes' names if it names them, test samples left out.
+
+    Labels are numbers of classes that others know, so that some may never occur.
+    """
+    arrays = _read_npz(path)
+    if any(x.format("train") in arrays for x, _ in NAMINGS):
+        own = _read_part(path, arrays, "train", "labels")
+        left_out = next((len(arrays[y.format("test")]) for _, y in NAMINGS if y.format("test") in arrays), 0)
+    else:
+        own, left_out = _read_whole(path, arrays), 0
+    names = class_names([own], arrays["classes"], str(path)) if "classes" in arrays else None
+    return own, names, left_out
+
+
 def read_npy(path: Path) -> Array:
     """The array of an .npy file."""
     try:
@@ -110,12 +125,7 @@ def _read_part(path: Path, arrays: Arrays, part: str, labels: str) -> Samples:
 
 def _split_whole(path: Path, arrays: Arrays, share: float) -> tuple[Samples, Samples, list[Array | None]]:
     """Training and test samples, and the groups of both."""
-    for x, y in WHOLE:
-        if x in arrays and y in arrays:
-            break
-    else:
-        raise _missing(path, arrays, "train_images, train_labels, test_images and test_labels, or images and labels")
-    whole = to_samples(arrays[x], arrays[y], str(path))
+    whole = _read_whole(path, arrays)
     if len(whole) < 2:
         raise InputError(f"{path}: expected at least 2 samples to split, got {len(whole)}; add samples")
     train, test = split_stratified(whole.y.numpy(), share)
@@ -124,6 +134,13 @@ def _split_whole(path: Path, arrays: Arrays, share: float) -> tuple[Samples, Sam
         raise InputError(f"{path}: {len(group)} group ids for {len(whole)} samples; give one per sample")
     groups = [None, None] if group is None else [group[train.numpy()], group[test.numpy()]]
     return whole.take(train), whole.take(test), groups
+
+
+def _read_whole(path: Path, arrays: Arrays) -> Samples:
+    for x, y in WHOLE:
+        if x in arrays and y in arrays:
+            return to_samples(arrays[x], arrays[y], str(path))
+    raise _missing(path, arrays, "train_images, train_labels, test_images and test_labels, or images and labels")
 
 
 def _missing(path: Path, arrays: Arrays, wanted: str) -> InputError:

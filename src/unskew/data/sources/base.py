@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from unskew.base.registry import Component, Registry, param
-from unskew.data.dataset import Dataset
+from unskew.data.dataset import Dataset, Samples
 from unskew.data.files.finder import Finder, Needed
 
 
@@ -20,6 +20,17 @@ class About:
     shape: tuple[int, ...] | None = None
     homepage: str = ""
     licence: str = "none named"
+
+
+@dataclass(frozen=True)
+class OwnSamples:
+    """What one place holds to train on, which need not be of all classes."""
+
+    samples: Samples
+    classes: tuple[str, ...] | None = None
+    """The labels' names; None: labels are the numbers of classes that others name."""
+    left_out: int = 0
+    """Test samples beside them."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +54,11 @@ class Source(Component):
     def load(self, find: Finder) -> Dataset:
         """The data set, read from the files that `find` finds."""
         raise TypeError(f"{type(self).__name__} must define load(find)")
+
+    def load_own(self, find: Finder) -> OwnSamples:
+        """The samples of one place: those for training; all of them where test samples are not marked as such."""
+        data = self.load(find)
+        return OwnSamples(data.train, data.classes, len(data.test))
 
     def paths(self, find: Finder) -> list[Path]:
         """Where the files are, in the order of `files`; or the one .npz that replaces them."""

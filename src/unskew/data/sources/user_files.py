@@ -15,8 +15,8 @@ from unskew.data.dataset import Dataset, Samples
 from unskew.data.files.arrays import Array, class_names, neutral_scale, split_stratified, to_samples
 from unskew.data.files.finder import Finder
 from unskew.data.files.images import Tags, decode_images, is_image
-from unskew.data.files.numpy_files import load_npz_dataset
-from unskew.data.sources.base import About, Source, sources
+from unskew.data.files.numpy_files import load_npz_dataset, load_npz_samples
+from unskew.data.sources.base import About, OwnSamples, Source, sources
 
 VALIDATION_FOLDERS = ("val", "valid", "validation")
 YOURS = About("as many as you have", licence="yours")
@@ -40,6 +40,10 @@ class Npz(Source):
         """The data set that the arrays describe."""
         path = Path(self.path).expanduser()
         return load_npz_dataset(path.name, path, test=self.test)
+
+    def load_own(self, find: Finder) -> OwnSamples:
+        """All samples of `images` and `labels`, or the training samples."""
+        return OwnSamples(*load_npz_samples(Path(self.path).expanduser()))
 
 
 @sources.register("folder")
@@ -69,6 +73,16 @@ class Folder(Source):
         read = {part: self._read(folder, classes) for part, folder in parts.items()}
         scale = neutral_scale(read["train"].x)
         return Dataset(root.name, read["train"], read["test"], classes, *scale, validation=read.get("val"))
+
+    def load_own(self, find: Finder) -> OwnSamples:
+        """All images, or those below `train` where there is a `test`."""
+        root = _require_folder(self.path)
+        if not ((root / "train").is_dir() and (root / "test").is_dir()):
+            classes = tuple(_list_subfolders(root, "class"))
+            return OwnSamples(self._read(root, classes), classes)
+        classes = tuple(_list_subfolders(root / "train", "class"))
+        left_out = sum(is_image(path.name) for path in (root / "test").rglob("*"))
+        return OwnSamples(self._read(root / "train", classes), classes, left_out)
 
     def _read(self, folder: Path, classes: tuple[str, ...]) -> Samples:
         x, tags = decode_images(folder, _tag_by_folder(classes), f"folder {classes}", size=self.size, grey=self.grey)

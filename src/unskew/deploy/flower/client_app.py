@@ -1,4 +1,7 @@
-"""What Flower starts for every message at a site: it hands the bytes to the site's own process and back."""
+"""What Flower starts for every message at a site: it hands the bytes to the site's own process and back.
+
+Flower starts it in the site's folder, where the socket is.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,11 @@ from pathlib import Path
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from unskew.deploy.daemon import ask
+from unskew.deploy.channel import ask
 from unskew.deploy.flower.records import from_records, introduce, to_records
 
 app = ClientApp()
+SOCKET = Path("socket")
 
 
 @app.query()
@@ -22,5 +26,4 @@ def tell_site(message: Message, context: Context) -> Message:
 @app.train()
 def forward(message: Message, context: Context) -> Message:
     """The answer of the site's process."""
-    answer = ask(Path(str(context.node_config["socket"])), from_records(message.content))
-    return Message(to_records(answer), reply_to=message)
+    return Message(to_records(ask(SOCKET, from_records(message.content))), reply_to=message)

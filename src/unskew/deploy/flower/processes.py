@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+import importlib.util
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -18,16 +21,20 @@ import tomli_w
 from unskew.base import storage
 from unskew.base.errors import InputError
 from unskew.deploy.folder import DeployFolder, Deployment
+from unskew.deploy.site_folder import AboutSite, SiteFolder
 
 CONNECTION = "unskew"
 """What the server is called in Flower's own file of connections."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+_PARENT_DEATH = 1
+"""PR_SET_PDEATHSIG"""
 
 
 def find_command(name: str) -> str:
     """A command of Flower's, beside this interpreter or on the path."""
     found = shutil.which(name, path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
-    if found is None:
+    if found is None or importlib.util.find_spec("flwr") is None:
         raise InputError(
             "deployment needs Flower; install it with: pip install 'unskew[flower]' (Python 3.11 or newer)"
         )
@@ -39,6 +46,7 @@ def make_environment(home: Path) -> dict[str, str]:
     return {
         **os.environ, "FLWR_HOME": str(home), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1", "OMP_NUM_THREADS": "1",
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
     }  # fmt: skip
 
@@ -50,7 +58,7 @@ def split_address(address: str, secure: bool) -> tuple[str, int]:
         raise InputError(f"expected an address such as 10.0.0.5:18000, got '{address}'")
     if not secure and host not in LOOPBACK:
         raise InputError(f"without TLS only 127.0.0.1 may be used, got '{host}'; make the deployment with --secure")
-    return host, int(port)
+    return host.strip("[]"), int(port)
 
 
 def find_free_port() -> int:
@@ -60,12 +68,38 @@ def find_free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def end(process: subprocess.Popen[bytes], seconds: float = 20) -> None:
+    """Ends one of Flower's processes, in its own way if that works in time."""
+    if process.poll() is None:
+        process.terminate()
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _start(words: Sequence[str], home: Path, log: Path, folder: Path) -> subprocess.Popen[bytes]:
+    """A process that ends with this one, and is not in the way of Ctrl-C."""
+    home.mkdir(exist_ok=True)
+    with log.open("ab") as file:
+        return subprocess.Popen(
+            words, env=make_environment(home), cwd=folder, stdin=subprocess.DEVNULL, stdout=file,
+            stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=_end_with_parent if _libc else None,
+        )  # fmt: skip
+
+
+def _end_with_parent() -> None:
+    assert _libc is not None
+    _libc.prctl(_PARENT_DEATH, int(signal.SIGTERM))
+
+
 # -------------------------------------------------------------------------------------------- the server
 
 
-def start_link(folder: DeployFolder, about: Deployment, log: Path) -> subprocess.Popen[bytes]:
+def start_link(folder: DeployFolder, about: Deployment) -> subprocess.Popen[bytes]:
     """Flower's server process, which carries messages; it keeps what it knows of sites in a database."""
-    host, port = split_address(about.address, about.secure)
+    host, port = split_address(about.listen or about.address, about.secure)
     words = [find_command("flower-superlink"), "--host", host, "--port", str(port), "--database",
              str(folder.server / "state.db"), "--disable-runtime-dependency-installation"]  # fmt: skip
     if about.secure:
@@ -74,64 +108,63 @@ def start_link(folder: DeployFolder, about: Deployment, log: Path) -> subprocess
                   str(at / "server.key"), "--enable-supernode-auth"]  # fmt: skip
     else:
         words.append("--insecure")
-    home = folder.server / "flower"
-    home.mkdir(exist_ok=True)
-    _write_connection(home, folder, about)
-    return _start(words, home, log, folder.server)
+    folder.home.mkdir(exist_ok=True)
+    _write_connection(folder, about)
+    return _start(words, folder.home, folder.link_log, folder.server)
 
 
-def _write_connection(home: Path, folder: DeployFolder, about: Deployment) -> None:
+def _write_connection(folder: DeployFolder, about: Deployment) -> None:
     own: dict[str, Any] = {"address": about.address}
     own |= {"root-certificates": str(folder.server / "ca.crt")} if about.secure else {"insecure": True}
     text = tomli_w.dumps({"superlink": {"default": CONNECTION, CONNECTION: own}})
-    storage.write_atomic(home / "config.toml", text.encode())
-
-
-def _start(words: Sequence[str], home: Path, log: Path, folder: Path) -> subprocess.Popen[bytes]:
-    with log.open("ab") as file:
-        return subprocess.Popen(
-            words, env=make_environment(home), cwd=folder, stdin=subprocess.DEVNULL, stdout=file,
-            stderr=subprocess.STDOUT,
-        )  # fmt: skip
+    storage.write_atomic(folder.home / "config.toml", text.encode())
 
 
 def call_flower(folder: DeployFolder, *words: str, seconds: float = 120) -> Any:
     """What a command of Flower's answers, as JSON."""
-    home = folder.server / "flower"
-    done = subprocess.run(
-        [find_command("flwr"), *words, "--format", "json"], env=make_environment(home), cwd=folder.server,
-        capture_output=True, text=True, timeout=seconds,
-    )  # fmt: skip
+    try:
+        done = subprocess.run(
+            [find_command("flwr"), *words, "--format", "json"], env=make_environment(folder.home), cwd=folder.server,
+            capture_output=True, text=True, timeout=seconds,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise InputError(f"Flower did not answer '{words[0]}' within {seconds:g} s; see {folder.link_log}") from None
     try:
         start = done.stdout.index("{")
-        answer = json.loads(done.stdout[start:])
+        return json.loads(done.stdout[start:])
     except ValueError:
         said = (done.stdout + done.stderr).strip().splitlines()
         raise InputError(f"Flower refused '{words[0]}': {said[-1] if said else 'it says nothing'}") from None
-    return answer
+
+
+def is_listening(about: Deployment) -> bool:
+    """Whether somebody answers at the server's address."""
+    host, port = split_address(about.address, about.secure)
+    try:
+        with socket.create_connection((host, port), timeout=2):
+            return True
+    except OSError:
+        return False
 
 
 def wait_for_link(folder: DeployFolder, about: Deployment, link: subprocess.Popen[bytes], seconds: float = 60) -> None:
     """Until the server answers."""
-    host, port = split_address(about.address, about.secure)
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if link.poll() is not None:
-            raise InputError(f"Flower's server ended at once; see {folder.server / 'link.log'}")
-        with socket.socket() as probe:
-            probe.settimeout(1)
-            if probe.connect_ex((host, port)) == 0:
-                return
+            raise InputError(f"Flower's server ended at once; see the end of {folder.link_log}")
+        if is_listening(about):
+            return
         time.sleep(0.2)
-    raise InputError(f"Flower's server did not answer at {about.address} within {seconds:g} s")
+    raise InputError(f"Flower's server did not answer at {about.address} within {seconds:g} s; see {folder.link_log}")
 
 
 def register_sites(folder: DeployFolder, about: Deployment) -> dict[str, int]:
     """Makes the sites' keys known to the server, each once; which node is which site."""
-    known: dict[str, int] = json.loads(folder.nodes_file.read_text()) if folder.nodes_file.exists() else {}
+    known = read_nodes(folder)
     for name in about.sites:
         if name not in known:
-            answer = call_flower(folder, "supernode", "register", str(folder.site(name) / "key.pub"), CONNECTION)
+            answer = call_flower(folder, "supernode", "register", str(folder.site(name).path / "key.pub"), CONNECTION)
             if "node-id" not in answer:
                 raise InputError(f"Flower refused the key of site '{name}': {answer.get('error-message', answer)}")
             known[name] = int(answer["node-id"])
@@ -139,29 +172,45 @@ def register_sites(folder: DeployFolder, about: Deployment) -> dict[str, int]:
     return known
 
 
-def start_run(folder: DeployFolder, run: str, proceed: bool) -> str:
+def read_nodes(folder: DeployFolder) -> dict[str, int]:
+    """Which node is which site, where keys say it."""
+    known: dict[str, int] = json.loads(folder.nodes_file.read_text()) if folder.nodes_file.exists() else {}
+    return known
+
+
+def list_nodes(folder: DeployFolder) -> dict[int, dict[str, Any]]:
+    """What the server knows of nodes, by their numbers."""
+    answer = call_flower(folder, "supernode", "ls", CONNECTION)
+    if not answer.get("success"):
+        raise InputError(f"Flower refused the list of sites: {answer.get('error-message', answer)}")
+    return {int(node["node-id"]): node for node in answer["nodes"]}
+
+
+def start_run(folder: DeployFolder, run: str) -> str:
     """Gives Flower the app; the number of its run."""
-    config = f'folder="{folder.path}" run="{run}" proceed={"true" if proceed else "false"}'
-    answer = call_flower(folder, "run", str(folder.app), CONNECTION, "-c", config)
+    answer = call_flower(folder, "run", str(folder.app), CONNECTION, "-c", f'run="{run}"')
     if not answer.get("success") or "run-id" not in answer:
         raise InputError(f"Flower refused the run: {answer.get('error-message', answer)}")
     return str(answer["run-id"])
 
 
+def stop_run(folder: DeployFolder, number: str) -> None:
+    """Ends Flower's run of this number."""
+    answer = call_flower(folder, "stop", number, CONNECTION)
+    if not answer.get("success"):
+        raise InputError(f"Flower refused to stop the run: {answer.get('error-message', answer)}")
+
+
 # ----------------------------------------------------------------------------------------------- a site
 
 
-def start_node(
-    site: Path, name: str, server: str, secure: bool, socket_path: Path, log: Path, port: int = 0
-) -> subprocess.Popen[bytes]:
+def start_node(folder: SiteFolder, about: AboutSite) -> subprocess.Popen[bytes]:
     """Flower's process at a site."""
-    split_address(server, secure)
-    words = [find_command("flower-supernode"), "--superlink", server, "--host", "127.0.0.1", "--port",
-             str(port or find_free_port()), "--node-config", f'site="{name}" socket="{socket_path}"']  # fmt: skip
-    if secure:
-        words += ["--root-certificates", str(site / "ca.crt"), "--auth-supernode-private-key", str(site / "key")]
+    split_address(about.server, about.secure)
+    words = [find_command("flower-supernode"), "--superlink", about.server, "--host", "127.0.0.1", "--port",
+             str(find_free_port()), "--node-config", f'site="{about.name}"']  # fmt: skip
+    if about.secure:
+        words += ["--root-certificates", str(folder.ca), "--auth-supernode-private-key", str(folder.key)]
     else:
         words.append("--insecure")
-    home = site / "flower"
-    home.mkdir(exist_ok=True)
-    return _start(words, home, log, site)
+    return _start(words, folder.home, folder.log, folder.path)

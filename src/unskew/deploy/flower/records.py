@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-from unskew.deploy.messages import Refused
+from unskew.deploy.channel import Refused
 
 NAME = "unskew"
 

@@ -1,4 +1,7 @@
-"""The server's app: our own loop over Flower's grid. A run that was stopped goes on from its checkpoint."""
+"""The server's app: our own loop over Flower's grid. A run that was stopped goes on from its checkpoint.
+
+Flower starts it in the folder of its server, `server/` of the deployment.
+"""
 
 from __future__ import annotations
 
@@ -9,55 +12,55 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from unskew.base.errors import InputError
+from unskew.base import storage
+from unskew.base.errors import InputError, SlotError, one_line
 from unskew.core.jobs import Executor
 from unskew.core.task import Task
-from unskew.data.dataset import Dataset
-from unskew.data.sources import load
-from unskew.data.sources.base import sources
+from unskew.deploy import presence
+from unskew.deploy.flower.processes import read_nodes
 from unskew.deploy.flower.transport import OverFlower
-from unskew.deploy.folder import DeployFolder, Deployment
-from unskew.deploy.server import OverSites, Terms, prepare_for_sites
+from unskew.deploy.folder import DeployFolder, Order
+from unskew.deploy.server import OverSites, Terms, prepare_deployment
 from unskew.runs import engine
-from unskew.runs.config import Run, from_table, read_file
+from unskew.runs.config import Run
 
-log = logging.getLogger(__name__)
 app = ServerApp()
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Plays the run of a deployment's folder; what went wrong is one line in server/failed."""
-    folder = DeployFolder(Path(str(context.run_config["folder"])))
-    failed = folder.server / "failed"
-    failed.unlink(missing_ok=True)
-    try:
-        play(grid, folder, str(context.run_config["run"]), bool(context.run_config["proceed"]))
-    except InputError as error:
-        failed.write_text(f"{error}\n", encoding="utf-8")
-        raise
+    """Plays the run that was ordered; what went wrong is a file beside the order."""
+    folder = DeployFolder(Path.cwd().parent)
+    order = folder.read_order(str(context.run_config["run"]))
+    _log_to(folder.order_file(order, "log"))
+    with presence.hold(folder.order_file(order, "lock"), "this run"):
+        try:
+            play(grid, folder, order)
+        except (InputError, SlotError) as error:
+            why = {"code": 1 if isinstance(error, SlotError) else 2, "text": one_line(error)}
+            storage.write_atomic(folder.order_file(order, "failed"), json.dumps(why).encode())
+            raise
 
 
-def play(grid: Grid, folder: DeployFolder, run: str, proceed: bool) -> None:
+def _log_to(path: Path) -> None:
+    handler = logging.FileHandler(path)
+    handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+    own = logging.getLogger("unskew")
+    own.setLevel(logging.INFO)
+    own.addHandler(handler)
+
+
+def play(grid: Grid, folder: DeployFolder, order: Order) -> None:
     """The whole run, from its beginning or from its newest checkpoint."""
-    about = folder.read()
-    prepared = prepare_for_sites(from_table(read_file(folder.run_file)), load_test(about), len(about.sites))
-    known = json.loads(folder.nodes_file.read_text()) if folder.nodes_file.exists() else {}
-    transport = OverFlower(grid, about.sites, known, about.round_timeout, about.join_timeout)
+    about, prepared = folder.read(), prepare_deployment(folder)
+    transport = OverFlower(grid, about.sites, read_nodes(folder), order.round_timeout, about.join_timeout)
 
     def make(config: Run, task: Task) -> Executor:
-        terms = Terms(min_replies=about.min_replies, limit=about.limit)
-        return OverSites(config, task, run, transport, about.sites, terms)
+        terms = Terms(min_replies=order.min_replies, limit=about.limit)
+        return OverSites(config, task, order.run, transport, about.sites, terms)
 
-    if proceed:
-        engine.proceed(folder.run_folder, prepared, executor=make)
+    out = folder.runs / order.out
+    if order.proceed:
+        engine.proceed(out, prepared, executor=make)
     else:
-        engine.start(prepared, folder.run_folder, executor=make)
-
-
-def load_test(about: Deployment) -> Dataset:
-    """The server's own test samples, in the place of training samples, too, of which it has none."""
-    if not about.test:
-        raise InputError("deploy.toml: test: expected the server's test samples, such as npz:test.npz")
-    data = load(sources.build(about.test))
-    return Dataset("server", data.test, data.test, data.classes, data.mean, data.std)
+        engine.start(prepared, out, executor=make)

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
+from unskew.deploy.channel import Refused
 from unskew.deploy.flower.records import from_records, read_introduction, to_records
-from unskew.deploy.messages import Refused
 
 log = logging.getLogger(__name__)
 
@@ -57,10 +57,13 @@ class OverFlower:
         while True:
             there = set(self._grid.get_node_ids())
             self._nodes = {client: node for client, node in self._nodes.items() if node in there}
+            for client, name in enumerate(self._names):  # a key says whose node it is: no need to ask
+                if self._known.get(name) in there:
+                    self._nodes[client] = self._known[name]
             if wanted.keys() <= self._nodes.keys():
                 return
-            for node, name in self._meet(sorted(there - set(self._nodes.values()))):
-                if name not in self._names or self._known.get(name, node) != node:
+            for node, name in self._meet(sorted(there - set(self._nodes.values())) if not self._known else []):
+                if name not in self._names:
                     log.warning("a node that says it is site '%s' is none of this run's; it is left out", name)
                     continue
                 self._nodes[self._names.index(name)] = node

@@ -1,0 +1,97 @@
+"""A site that stays: its own process with data and network, and Flower's node beside it, started again when it ends."""
+
+from __future__ import annotations
+
+import logging
+import re
+import subprocess
+import time
+from collections.abc import Callable
+
+from unskew.base.errors import InputError
+from unskew.deploy import presence
+from unskew.deploy.channel import LIMIT
+from unskew.deploy.daemon import Daemon
+from unskew.deploy.flower.processes import end, start_node
+from unskew.deploy.samples import find_source, read_own
+from unskew.deploy.site import Site
+from unskew.deploy.site_folder import AboutSite, SiteFolder
+
+log = logging.getLogger(__name__)
+
+PATIENCE = 120.0
+"""Seconds for which a refused key is offered again: a server keeps the place of a killed node for a minute."""
+_PAUSE = 5.0
+_FATAL = {
+    "CERTIFICATE_VERIFY_FAILED": "its certificate is not signed by this folder's ca.crt; copy the site's folder from "
+                                 "the server's machine again",
+    "[code: 2001]": "it knows sites by their keys, and this folder has none; copy the site's folder again",
+    "Unable to parse the private key": "this folder's key is damaged; copy the site's folder again",
+}  # fmt: skip
+_REFUSED = "[code: 2004]"
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def attend(folder: SiteFolder, about: AboutSite, say: Callable[[str], None], *, limit: int = LIMIT) -> None:
+    """Works until it is interrupted, or until the server refuses this site for good."""
+    own = read_own(find_source(about.data))
+    with presence.hold(folder.lock, f"site '{about.name}'"):
+        daemon = Daemon(Site(own.samples, folder.state, own.classes, limit=limit), folder.socket)
+        say(f"{about.name}: {len(own.samples)} samples; looking for the server at {about.server}")
+        daemon.start()
+        try:
+            _Node(folder, about, say).supervise()
+        finally:
+            daemon.close()
+
+
+class _Node:
+    """Flower's node, started as often as it takes."""
+
+    def __init__(self, folder: SiteFolder, about: AboutSite, say: Callable[[str], None]) -> None:
+        self.folder, self.about, self.say = folder, about, say
+        self.refused_since: float | None = None
+
+    def supervise(self) -> None:
+        while True:
+            began = self.folder.log.stat().st_size if self.folder.log.exists() else 0
+            node = start_node(self.folder, self.about)
+            try:
+                self._watch(node, began)
+            finally:
+                end(node)
+            self._consider(self._read_log(began))
+            time.sleep(_PAUSE)
+
+    def _watch(self, node: subprocess.Popen[bytes], began: int) -> None:
+        """Waits for its end; says when it is connected."""
+        connected = False
+        while node.poll() is None:
+            time.sleep(0.5)
+            if not connected and "SuperNode ID: " in self._read_log(began):
+                connected, self.refused_since = True, None
+                self.say(f"{self.about.name}: connected to {self.about.server}")
+
+    def _consider(self, said: str) -> None:
+        """Goes on, or raises where another try cannot help."""
+        for sign, why in _FATAL.items():
+            if sign in said:
+                raise InputError(f"the server at {self.about.server} cannot be used: {why}")
+        now = time.monotonic()
+        if _REFUSED not in said:
+            self.refused_since = None
+            self.say(f"{self.about.name}: Flower's node has ended; it is started again (see {self.folder.log})")
+            return
+        if self.refused_since is None:
+            self.refused_since = now
+            self.say(f"{self.about.name}: the server does not take this site yet; trying for {PATIENCE:g} s")
+        if now - self.refused_since > PATIENCE:
+            raise InputError(
+                f"the server at {self.about.server} refuses this site's key; start its process "
+                "('unskew deploy server'), which makes the sites' keys known, or copy the site's folder again"
+            )
+
+    def _read_log(self, began: int) -> str:
+        with self.folder.log.open("rb") as file:
+            file.seek(began)
+            return _COLOURS.sub("", file.read(1 << 20).decode(errors="replace"))
