@@ -195,8 +195,8 @@ class Net:
             self._set_mode(mode)
         if reformat and x.dim() == 4:
             x = x.contiguous(memory_format=torch.channels_last)
-        if not self._knows_stream and mode in ("train", "batch") and part == "whole" and current_level() is None:
-            self._choose_stream(buffers, x)
+        if not self._knows_stream and mode in ("train", "batch") and current_level() is None:
+            self._choose_stream(buffers, x, "head" if part == "head" else "whole")
         if not (layers or maps):
             return self._pass(x, part)
         seen: Tree = {}
@@ -207,14 +207,17 @@ class Net:
             raise InputError(f"feature maps: a pass through the body does not call its layer {missing[0]}")
         return out.with_maps(seen)
 
-    def _choose_stream(self, buffers: Tree, x: Tensor) -> None:
-        """Dropout layers draw from the visit's own stream, unless others draw, too: the order of draws must stay."""
+    def _choose_stream(self, buffers: Tree, x: Tensor, part: Part) -> None:
+        """Dropout layers draw from the visit's own stream, unless others draw, too: the order of draws must stay.
+
+        Chosen before anything is drawn: a visit that changed over would draw the same numbers twice.
+        """
         self._knows_stream = True
         use_own_stream(self._drops)
         bind(self._buffer_slots, {name: value.clone() for name, value in buffers.items()})
         try:
             with seeds.preserve_global_generator(), torch.no_grad(), watch_draws() as seen:
-                self._pass(x.clone(), "whole")
+                self._pass(x.clone(), part)
         finally:
             bind(self._buffer_slots, buffers)
         if seen.drew:

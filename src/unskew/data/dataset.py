@@ -308,6 +308,8 @@ def _check_groups(data: Dataset) -> None:
 
 def warn_unseen(data: Dataset) -> None:
     """Says which classes are tested but never trained: nobody can learn them."""
+    if data.num_classes == 1:
+        warn_once(log, f"data '{data.name}' have one class only ({data.classes[0]}), so that every model is right")
     trained = torch.bincount(data.train.y, minlength=data.num_classes)
     tested = torch.bincount(data.test.y, minlength=data.num_classes)
     unseen = [data.classes[label] for label in ((tested > 0) & (trained == 0)).nonzero().flatten().tolist()]

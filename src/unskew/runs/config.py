@@ -25,6 +25,7 @@ from unskew.base.registry import Component, Registry, component_fields, construc
 from unskew.base.text import Table, parse, split_list
 from unskew.core.checks.faults import naming
 from unskew.core.method import Method, methods
+from unskew.core.schedule import read_factor
 from unskew.core.term import check_terms
 from unskew.core.tolerance import USUAL, find_tolerance
 from unskew.data.dataset import Dataset
@@ -34,7 +35,7 @@ from unskew.data.transforms import Transform, transforms
 from unskew.measures.base import Measure, build_all
 from unskew.models.base import Architecture, architectures, build
 from unskew.runs import rules
-from unskew.runs.sections import Evaluation, Execution, Local, section
+from unskew.runs.sections import SMALLEST, Evaluation, Execution, Local, section
 from unskew.wire.base import Processor, processors
 
 if sys.version_info >= (3, 11):
@@ -172,6 +173,13 @@ class Run(Component):
         if self.local.buffers is not None and policy not in (None, self.local.buffers):
             warn_once(log, f"{self.method.name} keeps BatchNorm's statistics its own way ('{policy}'); "
                       f"local.buffers = {self.local.buffers} does nothing")  # fmt: skip
+        if evaluation.validation and self.method.output == "personal":
+            warn_once(log, f"evaluation.validation = {evaluation.validation:g} holds out samples that nobody uses: "
+                      f"{self.method.name} gives personal models only, which are tested at the clients")  # fmt: skip
+        last = self.local.lr * read_factor(self.local.chosen_schedule, max(self.rounds - 1, 0))
+        if last < SMALLEST:
+            warn_once(log, f"the learning rate falls to {last:g} by the last round, where it changes no weight; take "
+                      "a schedule that falls more slowly")  # fmt: skip
         drawn = self.split.draws or evaluation.validation or evaluation.local_test in ("proportional", "holdout")
         if self.split_seed is not None and not drawn:
             why = f"split {self.split.name} draws nothing, and no samples are held out"

@@ -15,6 +15,7 @@ from typing import cast
 from unskew.base import storage, tree, user_code
 from unskew.base.errors import InputError, SlotError, let_pass
 from unskew.base.json_text import to_json
+from unskew.base.once import warn_once
 from unskew.base.process import prepare_process
 from unskew.base.tree import Groups
 from unskew.core.checks.asking import ask_server
@@ -432,7 +433,7 @@ class _Loop:
                 row["diverged"] = True
             with naming(done.number, "a measure"):
                 self.recorder.record(done, self.rows)
-        self._warn(row)
+        self._warn(row, done)
         if self.folder:
             if not _same(self.known.get(done.number), row):
                 self.folder.append("rounds.jsonl", [row])
@@ -443,13 +444,18 @@ class _Loop:
             for observer in self.task.observers:
                 show_row(observer, row)
 
-    def _warn(self, row: Row) -> None:
+    def _warn(self, row: Row, done: Round) -> None:
         """Says once that clients are left out, and once that the run diverged; the rows say it every time."""
         number, earlier = row["round"], self.rows.values()
         faults = ", ".join(dict.fromkeys(row.get("faults", {}).values()))
         if row.get("excluded") and not any(known.get("excluded") for known in earlier):
             left_out = f"clients {row['excluded']} sent {faults}, and are left out"
             log.warning("round %d: %s (later rounds only in rounds.jsonl)", number, left_out)
+        single = [client.get("samples") == 1 and not client.get("steps") for client in done.clients]
+        if number and single and all(single) and self.task.net.has_batchnorm:
+            why = "all its batches have one sample, of which BatchNorm has no statistics"
+            remedy = "give clients more samples, or take another normalisation such as norm=group"
+            warn_once(log, f"no client takes a step: {why}; {remedy}")
         if _is_empty(row) and not any(map(_is_empty, earlier)):
             left = "every sampled client dropped out, so that the model stays as it is"
             log.warning("round %d: %s (later rounds only in rounds.jsonl)", number, left)

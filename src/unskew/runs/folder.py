@@ -38,6 +38,7 @@ KNOWN = ("plugins", "method", "data", "model", "split", "augment", "wire")
 """What the user's code may be in, and what a program may hand over: taken from a run that is known."""
 
 
+SUMMARY_FILE = "summary.json"
 _MODEL, _ROUNDS, _CLIENTS = "model.safetensors", "rounds.jsonl", "clients.jsonl"
 
 
@@ -359,6 +360,7 @@ class RunFolder:
 
     def write_summary(self, summary: Row) -> None:
         """The figures; this ends the run."""
+        summary["files"] = {**summary.get("files", {}), SUMMARY_FILE: digest_summary(summary)}
         self._write("summary.json", (to_json(summary, indent=1) + "\n").encode())
 
     def _rows(self, name: str, *keys: str) -> Iterator[Row]:
@@ -404,6 +406,11 @@ def _find_new_options(config: Run, table: Row, written: str | None) -> list[str]
 
 def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:16]
+
+
+def digest_summary(summary: Row) -> str:
+    """Of all that a summary says but times and digests."""
+    return _digest(to_json({key: own for key, own in summary.items() if key not in ("seconds", "files")}).encode())
 
 
 def _digest_rows(rows: list[Row]) -> str:

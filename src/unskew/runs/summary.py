@@ -11,7 +11,7 @@ from unskew.base.json_text import to_json
 from unskew.core.task import Task
 from unskew.measures import figures
 from unskew.runs.config import Run
-from unskew.runs.folder import EditedRun, Row, RunFolder
+from unskew.runs.folder import SUMMARY_FILE, EditedRun, Row, RunFolder, digest_summary
 
 _LAST_K = re.compile(r"last_\d+_mean")
 
@@ -101,6 +101,11 @@ def read_finished(folder: RunFolder) -> Row:
         )
     files = summary.get("files", {})  # older versions wrote none
     files = files if isinstance(files, dict) else {}
+    if files.get(SUMMARY_FILE, digest_summary(summary)) != digest_summary(summary):
+        raise InputError(
+            f"{folder.path / SUMMARY_FILE} was edited: it is not as the run wrote it; restore it, or remove it, then "
+            f"'unskew resume {folder.path}' writes it again"
+        )
     folder.check_finished_rows(rows, files)
     folder.check_model(summary.get("run"), files)
     return summary

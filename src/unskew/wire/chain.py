@@ -30,6 +30,8 @@ class Chain:
     links: tuple[tuple[Processor, tuple[str, ...]], ...]
     checked: set[str] = field(default_factory=set)
     """Processors whose decoding was found to undo their encoding, in this process."""
+    decoded: dict[str, dict[str, str]] = field(default_factory=dict)
+    """What processors from outside the package decoded the first reply to: shapes and types."""
 
     @property
     def is_foreign(self) -> bool:
@@ -44,7 +46,7 @@ class Chain:
                 own, stream = _pick(groups, touched), f"{WIRE}{processor.name}"
                 memory = {name: state[f"{stream}/{name}"] for name in touched if f"{stream}/{name}" in state}
                 sent, memory = _encode(processor, c, own, memory, stream, deep=processor.name not in self.checked)
-                if processor.name not in self.checked:
+                if processor.name not in self.checked or is_foreign([processor]):  # ours do the same every time
                     _check_decoding(processor, own, sent)
                     self.checked.add(processor.name)
                 groups = {**groups, **sent}
@@ -55,9 +57,21 @@ class Chain:
         """What the server reads."""
         for processor, touched in reversed(self.links):
             about = f"{processor.name} at the server"
-            groups = {**groups, **_decode(processor, _pick(groups, touched), deep=about not in self.checked)}
+            made = _decode(processor, _pick(groups, touched), deep=about not in self.checked)
+            if is_foreign([processor]):
+                self._check_alike(processor, made)
+            groups = {**groups, **made}
             self.checked.add(about)
         return groups
+
+    def _check_alike(self, processor: Processor, made: Groups) -> None:
+        """A fault where a reply is decoded to other names, shapes or types than those before it: they are averaged."""
+        found = _describe(_read(processor, as_groups, made, "what is averaged", "decode"))
+        known = self.decoded.setdefault(processor.name, found)
+        for name in [*known, *found]:
+            if known.get(name) != found.get(name):
+                raise Fault(processor, "decode", f"must give {name} as {known.get(name, 'nothing')}, as it did for the "
+                            f"replies before, got {found.get(name, 'nothing')}")  # fmt: skip
 
 
 def _encode(
@@ -81,11 +95,11 @@ def _encode(
     return sent, tree.settle(kept) if alone else kept
 
 
-def _read(processor: Processor, how: Callable[[Any], Groups], value: Any, what: str) -> Groups:
+def _read(processor: Processor, how: Callable[[Any], Groups], value: Any, what: str, slot: str = "encode") -> Groups:
     try:
         return how(value)
     except Wrong as wrong:
-        raise Fault(processor, "encode", f"(for {what}) {wrong}") from None
+        raise Fault(processor, slot, f"(for {what}) {wrong}") from None
 
 
 def _decode(processor: Processor, own: Groups, deep: bool) -> Groups:

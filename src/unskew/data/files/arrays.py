@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 SPLIT_SEED = 0
 """Splits made here never depend on the seed of a run."""
 
+FEWEST_STEPS = 100
+"""A feature that has fewer steps in float32 is spoilt by rounding."""
 WRITABLE: tuple[Literal["C"], Literal["W"]] = ("C", "W")
 """Tensors share memory with arrays, so these must be contiguous and writable; numpy copies where they are not."""
 
@@ -53,7 +55,28 @@ def to_inputs(array: Array, where: str) -> Tensor:
             "%s: integer features up to %d are used as they are; if they are grey values, save them as uint8",
             where, array.max(),
         )  # fmt: skip
+    _check_precision(array, where)
     return torch.from_numpy(np.require(array, np.float32, WRITABLE))
+
+
+def _check_precision(array: Array, where: str) -> None:
+    """Refuses wide numbers that float32 cannot hold or tell apart, feature by feature; says where few are left."""
+    if array.dtype.itemsize <= 4 or not array.size or not np.isfinite(array).all():
+        return  # NaN and infinity are refused with their position
+    columns = array.reshape(len(array), -1) if array.ndim == 2 else array.reshape(-1, 1)
+    low, high = columns.min(axis=0).astype(np.float64), columns.max(axis=0).astype(np.float64)
+    largest = np.maximum(np.abs(low), np.abs(high))
+    if largest.max() > np.finfo(np.float32).max:
+        raise InputError(f"{where}: values up to {largest.max():.3g} do not fit into float32; scale them")
+    unit = np.maximum(largest * np.finfo(np.float32).eps, np.finfo(np.float32).tiny)
+    steps = np.where(high > low, (high - low) / unit, np.inf)
+    at = int(np.argmin(steps))
+    if steps[at] < FEWEST_STEPS:
+        what = f"feature {at} lies" if array.ndim == 2 else "pixels lie"
+        said = f"{where}: {what} between {low[at]:.9g} and {high[at]:.9g}, which float32 hardly tells apart"
+        if steps[at] < 2:
+            raise InputError(f"{said}; subtract an offset, and scale it")
+        log.warning("%s (about %d steps); subtract an offset, and scale it", said, steps[at])
 
 
 def _bytes(array: Array, where: str) -> Array:

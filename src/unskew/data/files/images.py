@@ -76,6 +76,11 @@ def _eight_bit(image: Image.Image) -> Image.Image:
 def _pixels(content: bytes, where: str, size: int, grey: bool) -> bytes:
     try:
         with Image.open(io.BytesIO(content)) as image:
+            if image.mode == "F":
+                raise InputError(
+                    f"{where}: holds floating-point pixels, whose range is unknown; save images with 8 or 16 bits, or "
+                    "all of them as floats in an .npz"
+                )
             shown = _eight_bit(image).convert("L" if grey else "RGB")
     except (OSError, SyntaxError, ValueError, EOFError, zlib.error, Image.DecompressionBombError) as error:
         if is_from_signal(error):

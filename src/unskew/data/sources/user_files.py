@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 
 from unskew.base.errors import InputError, one_line
+from unskew.base.once import warn_once
 from unskew.base.plugins import call_object, load_home
 from unskew.base.registry import param
 from unskew.data.dataset import Dataset, Samples
@@ -19,6 +21,9 @@ from unskew.data.files.numpy_files import load_npz_dataset, load_npz_samples
 from unskew.data.sources.base import About, OwnSamples, Source, sources
 
 VALIDATION_FOLDERS = ("val", "valid", "validation")
+PARTS = ("train", "training", "test", "testing", *VALIDATION_FOLDERS)
+"""Names of folders that are parts of a data set, however they are spelt, if they hold folders and no images."""
+log = logging.getLogger(__name__)
 YOURS = About("as many as you have", licence="yours")
 
 
@@ -62,6 +67,7 @@ class Folder(Source):
         root = _require_folder(self.path)
         parts = {part: root / part for part in ("train", "test") if (root / part).is_dir()}
         if len(parts) < 2:
+            _refuse_parts(root, "class")
             classes = tuple(_list_subfolders(root, "class"))
             whole = self._read(root, classes)
             train, test = split_stratified(whole.y.numpy(), self.test)
@@ -78,6 +84,7 @@ class Folder(Source):
         """All images, or those below `train` where there is a `test`."""
         root = _require_folder(self.path)
         if not ((root / "train").is_dir() and (root / "test").is_dir()):
+            _refuse_parts(root, "class")
             classes = tuple(_list_subfolders(root, "class"))
             return OwnSamples(self._read(root, classes), classes)
         classes = tuple(_list_subfolders(root / "train", "class"))
@@ -103,6 +110,7 @@ class ClientsFolder(Source):
     def load(self, find: Finder) -> Dataset:
         """The images, grouped by client."""
         root = _require_folder(self.path)
+        _refuse_parts(root, "client", depth=2)
         clients = _list_subfolders(root, "client")
         classes = tuple(sorted({name for client in clients for name in _list_subfolders(root / client, "class")}))
         tags = _tag_by_folder(clients, classes)
@@ -121,6 +129,34 @@ def _require_folder(path: str) -> Path:
     if not folder.is_dir():
         raise InputError(f"the folder '{folder}' does not exist; give a folder with one sub-folder per class")
     return folder
+
+
+def _refuse_parts(root: Path, kind: str, depth: int = 1) -> None:
+    """Refuses train and test folders that would be taken for classes or clients; says where classes hold folders only.
+
+    `depth`: how many folders an image lies in below the root where all is well.
+    """
+    folders = [path for path in sorted(root.iterdir()) if path.is_dir() and not path.name.startswith(".")]
+    deep = [path for path in folders if not any(_holds_images(inner) for inner in _descend(path, depth - 1))]
+    parts = [path.name for path in deep if path.name.lower() in PARTS]
+    if parts:
+        side = "expected 'train' and 'test' side by side, spelt so, with one folder per class in each"
+        said = side if kind == "class" else "expected one folder per client, and in each one per class"
+        raise InputError(f"{root}: {said}; got {', '.join(parts)}, which would be taken for a {kind}")
+    if deep and len(deep) == len(folders):
+        what = f"no {kind}'s folder holds images but in folders below it"
+        warn_once(log, f"{root}: {what}; {deep[0].name} and the others of the first level are the names that are used")
+
+
+def _descend(folder: Path, levels: int) -> list[Path]:
+    found = [folder]
+    for _ in range(levels):
+        found = [inner for path in found for inner in path.iterdir() if inner.is_dir()]
+    return found
+
+
+def _holds_images(folder: Path) -> bool:
+    return any(path.is_file() and is_image(path.name) for path in folder.iterdir())
 
 
 def _list_subfolders(folder: Path, kind: str) -> list[str]:

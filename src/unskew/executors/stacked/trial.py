@@ -1,8 +1,9 @@
 """Does somebody else's code give the same for many clients at once as one by one? A few clients are tried both ways.
 
 What a slot may do wrong without failing: a plain mean counts padding, `len(batch.y)` is not the number of samples. The
-rule looks at nothing but the clients: the first stack of each kind of work, and the first whose clients hold different
-numbers of samples, is tried with its two smallest and its two largest clients.
+rule looks at nothing but clients and rounds: the first stack of each kind of work, and the first whose clients hold
+different numbers of samples, is tried with its two smallest and its two largest clients; again from rounds 2, 4, 8 …
+on, as a method may do something else later.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ class Trials:
 
     def __init__(self, task: Task) -> None:
         self._task, self._foreign = task, bool(task.guarded_slots) or task.has_foreign_model
-        self._done: set[tuple[str, bool]] = set()
+        self._done: set[tuple[str, bool, int]] = set()
 
     def pick(self, jobs: list[Job]) -> list[Job]:
         """The clients of a stack that are tried now; none if it is not due."""
         if not self._foreign or len(jobs) < 2:
             return []
         sizes = [self._task.federation.size(job.client) for job in jobs]
-        about = (jobs[0].kind, len(set(sizes)) > 1)
+        about = (jobs[0].kind, len(set(sizes)) > 1, jobs[0].round.bit_length())
         if about in self._done:
             return []
         self._done.add(about)

@@ -1,0 +1,237 @@
+"""What a seventh trial by a newcomer found: dropout in the first pass, late faults, folders taken for classes."""
+
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import nn
+
+import unskew
+from trials import SMALL, equal, play, register, said
+from unskew.base import once
+from unskew.base.errors import InputError, SlotError
+
+NUMBERS = itertools.count()
+
+
+def make(kind, base, **body):
+    name = f"test_eighth_{next(NUMBERS)}"
+    register(kind, name, base, **body)
+    return name
+
+
+# ------------------------------------------------------------------------------------------------ dropout
+
+
+def dropping():
+    torch.manual_seed(0)
+    layers = nn.Flatten(), nn.Linear(64, 16), nn.Dropout(0.3), nn.ReLU(), nn.Linear(16, 10)
+    return {"model": nn.Sequential(*layers), "head": "4", "lr": 0.1, "local_test": "holdout"}
+
+
+@pytest.mark.parametrize("method", ["fedas", "flfa(fedas)", "features first"])
+def test_masks_are_the_same_in_every_process(method, tmp_path):
+    if method == "features first":
+        method = make("methods", unskew.Method, start=lambda self, c: _look_at_features(c))
+    net = dropping()
+    serial = play(method=method, **net)
+    assert equal(serial, play(method=method, executor="pool", workers=2, **net))
+
+    def stop(row):
+        if row["round"] == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        play(method=method, out=tmp_path / "run", checkpoint_every=1, watch=stop, **net)
+    assert equal(serial, unskew.resume(tmp_path / "run", model=net["model"], head="4"))
+
+
+def _look_at_features(c):
+    for batch in c.batches():
+        c.features(c.received["model"], batch.x)
+    return c.received["model"]
+
+
+# --------------------------------------------------------------------------------------------------- wires
+
+LATE = {
+    "must give back what encode got": lambda value, late: value[:1] if late else value,
+    "must give back what encode got, expected .* float32, got .* float16": lambda v, late: v.half() if late else v,
+    "must give back what encode got, expected .*, got nothing": lambda value, late: None if late else value,
+}
+
+
+@pytest.mark.parametrize("executor", ["serial", "pool", "stacked"])
+@pytest.mark.parametrize("line", LATE)
+def test_a_processor_that_fails_later_is_named(line, executor):
+    def encode(self, c, groups, memory, stream):
+        late = torch.ones(1) if c.round > 1 else torch.zeros(1)
+        return {group: {**own, "late": late} for group, own in groups.items()}, {}
+
+    def decode(self, groups):
+        made = {}
+        for group, own in groups.items():
+            values = {n: LATE[line](v, bool(own["late"])) for n, v in own.items() if n != "late"}
+            made[group] = {name: value for name, value in values.items() if value is not None}
+        return made
+
+    name = make("processors", unskew.Processor, encode=encode, decode=decode)
+    with pytest.raises(SlotError, match=rf"{name}.decode {line}"):
+        play(wire=[name], executor=executor, rounds=3)
+
+
+def test_a_processor_that_sends_nothing_later_is_named():
+    def encode(self, c, groups, memory, stream):
+        return (groups if c.round == 1 else {}), {}
+
+    name = make("processors", unskew.Processor, encode=encode)
+    with pytest.raises(SlotError, match=rf"{name}.decode must give back what encode got"):
+        play(wire=[name], rounds=2)
+
+
+# -------------------------------------------------------------------------------------------------- stacked
+
+
+def test_a_mean_over_padding_from_the_second_round_on_is_found(caplog):
+    def criterion(self, c, out, batch):
+        return batch.cross_entropy(out.logits) if c.round <= 1 else F.cross_entropy(out.logits, batch.y)
+
+    name = make("methods", unskew.Method, criterion=criterion)
+    options = {"method": name, "clients": 6, "split": "dirichlet_uncapped:0.3", "rounds": 3, "lr": 0.1}
+    stacked = play(**options, executor="stacked")
+    assert "cannot run for many clients at once" in said(caplog)
+    serial = play(**options)
+    for key, value in serial.server["model"].items():
+        torch.testing.assert_close(stacked.server["model"][key], value, rtol=1e-3, atol=1e-4)
+
+
+# ----------------------------------------------------------------------------------------------------- data
+
+
+def draw(root, *folders, mode=None):
+    for folder in folders:
+        place = Path(root, folder)
+        place.mkdir(parents=True)
+        for number in range(6):
+            pixels = np.random.RandomState(number).randint(0, 255, (8, 8, 3)).astype(np.uint8)
+            image = (
+                Image.fromarray(pixels) if mode is None else Image.fromarray(pixels[..., 0].astype(np.float32) / 255)
+            )
+            image.save(place / f"{number}.{'png' if mode is None else 'tiff'}")
+    return root
+
+
+@pytest.mark.parametrize(
+    "folders",
+    [("train/a", "train/b"), ("Train/a", "Train/b", "Test/a", "Test/b"), ("training/a", "testing/a"),
+     ("train/a", "val/a")],
+)  # fmt: skip
+def test_parts_are_not_taken_for_classes(tmp_path, folders):
+    draw(tmp_path, *folders)
+    with pytest.raises(InputError, match="expected 'train' and 'test' side by side, spelt so"):
+        unskew.load(f"folder(path='{tmp_path}', size=8)")
+
+
+def test_parts_are_not_taken_for_clients(tmp_path):
+    draw(tmp_path, "train/c1/a", "train/c1/b", "test/c1/a")
+    with pytest.raises(InputError, match="expected one folder per client"):
+        unskew.load(f"clients_folder(path='{tmp_path}', size=8)")
+
+
+def test_a_class_may_be_called_train(tmp_path):
+    assert unskew.load(f"folder(path='{draw(tmp_path / 'x', 'train', 'car')}', size=8)").classes == ("car", "train")
+    found = unskew.load(f"clients_folder(path='{draw(tmp_path / 'y', 'c1/a', 'c1/b', 'c2/a')}', size=8)")
+    assert found.group_names == ("c1", "c2") and found.classes == ("a", "b")
+
+
+def test_classes_of_folders_only_are_said(tmp_path, caplog):
+    once.warn_once.cache_clear()
+    unskew.load(f"folder(path='{draw(tmp_path, 'a/x', 'b/y')}', size=8)")
+    assert "no class's folder holds images but in folders below it" in said(caplog)
+
+
+def test_images_of_floats_are_refused(tmp_path):
+    with pytest.raises(InputError, match="holds floating-point pixels, whose range is unknown"):
+        unskew.load(f"folder(path='{draw(tmp_path, 'a', 'b', mode='F')}', size=8)")
+
+
+WIDE = {
+    "between 1.7e\\+09 and 1.7\\d*e?.*, which float32 hardly tells apart; subtract": 1.7e9 + np.linspace(0, 60, 200),
+    "which float32 hardly tells apart; subtract": 1e-60 * np.arange(200),
+    "do not fit into float32; scale them": 1e300 * np.arange(200),
+}
+
+
+@pytest.mark.parametrize("line", WIDE)
+def test_features_that_float32_cannot_hold_are_refused(line, tmp_path):
+    np.savez(tmp_path / "q.npz", images=np.stack([np.arange(200.0), WIDE[line]], 1), labels=np.arange(200) % 4)
+    with pytest.raises(InputError, match=line):
+        unskew.load(f"npz:{tmp_path / 'q.npz'}")
+
+
+def test_features_that_are_rounded_are_said(tmp_path, caplog):
+    np.savez(tmp_path / "q.npz", images=(1.7e9 + np.linspace(0, 5000, 200))[:, None], labels=np.arange(200) % 4)
+    unskew.load(f"npz:{tmp_path / 'q.npz'}")
+    assert "hardly tells apart (about 24 steps)" in said(caplog)
+
+
+# ------------------------------------------------------------------------------------------- what says nothing
+
+
+def test_nobody_who_trains_is_said(caplog):
+    once.warn_once.cache_clear()
+    digits = unskew.load("digits")
+    few = unskew.Dataset(
+        "few", digits.train.take(torch.arange(4)), digits.test, digits.classes, digits.mean, digits.std
+    )
+    play(data=few, clients=4, split="ranges", model="cnn8(norm=batch)", local_test="none", rounds=1)
+    assert "no client takes a step: all its batches have one sample" in said(caplog)
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"method": "fedper", "validation": 0.2}, "validation = 0.2 holds out samples that nobody uses"),
+        ({"lr": 0.1, "lr_decay": 1e-20, "rounds": 3}, "falls to 1e-41 by the last round, where it changes no weight"),
+    ],
+)
+def test_what_does_nothing_is_said(options, line, caplog):
+    once.warn_once.cache_clear()
+    play(**options)
+    assert line in said(caplog)
+
+
+def test_one_class_is_said(caplog):
+    once.warn_once.cache_clear()
+    x = torch.rand(40, 3)
+    ones = unskew.Dataset(
+        "ones", unskew.Samples(x, torch.zeros(40)), unskew.Samples(x, torch.zeros(40)), ("a",), (0.0,), (1.0,)
+    )
+    play(data=ones)
+    assert "data 'ones' have one class only (a), so that every model is right" in said(caplog)
+
+
+@pytest.mark.parametrize("augment", ["augment(cutout=16)", "augment(crop=9)"])
+def test_augmentations_that_leave_nothing_are_refused(augment):
+    with pytest.raises(InputError, match="leaves nothing of most images, which have 8 pixels; lower it"):
+        play(augment=augment)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("clients", 99), ("train_samples", 5), ("split_hash", "x"), ("measures", {})]
+)
+def test_an_edited_summary_is_noticed(tmp_path, key, value):
+    unskew.run(**{**SMALL, "out": tmp_path / "run", "measure": ["drift"]})
+    place = tmp_path / "run" / "summary.json"
+    summary = json.loads(place.read_text())
+    assert summary[key] != value
+    place.write_text(json.dumps({**summary, key: value}))
+    with pytest.raises(InputError, match=r"summary.json was edited|summary.json"):
+        unskew.resume(tmp_path / "run")
+    place.write_text(json.dumps({**summary, "seconds": {**summary["seconds"], "clients": 1.0}}))
+    unskew.resume(tmp_path / "run")
