@@ -210,7 +210,12 @@ def test_one_class_is_said(caplog):
     once.warn_once.cache_clear()
     x = torch.rand(40, 3)
     ones = unskew.Dataset(
-        "ones", unskew.Samples(x, torch.zeros(40)), unskew.Samples(x, torch.zeros(40)), ("a",), (0.0,), (1.0,)
+        "ones",
+        unskew.Samples(x, torch.zeros(40).long()),
+        unskew.Samples(x, torch.zeros(40).long()),
+        ("a",),
+        (0.0,),
+        (1.0,),
     )
     play(data=ones)
     assert "data 'ones' have one class only (a), so that every model is right" in said(caplog)
