@@ -51,6 +51,18 @@ def test_three_sites_give_the_simulation_s_model(three, method):
     assert_same(three.run(table), simulate(three.folder, table))
 
 
+@pytest.mark.slow
+def test_a_stopped_run_goes_on_where_it_was(three):
+    table = {**SHORT, "rounds": 3, "seed": 5, "local": {"batch": 16, "steps": 40}}
+    before = three.said("north").count("round 2: training")
+    running = three.order(table)
+    three.wait_for("north", "round 2: training", times=before + 1)
+    assert "goes on with it" in three.call("stop", str(three.deploy.path))
+    said, _ = running.communicate(timeout=300)
+    assert running.returncode == 2 and "the run was stopped" in said
+    assert_same(three.run(table), simulate(three.folder, table))
+
+
 # ------------------------------------------------------------------------------------------ who is refused
 
 
