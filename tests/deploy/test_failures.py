@@ -154,7 +154,11 @@ class Recorder:
                 near, _ = self._listener.accept()
             except OSError:
                 return
-            far = socket.create_connection(self.server)
+            try:
+                far = socket.create_connection(self.server)
+            except OSError:  # the server has ended before the sites
+                near.close()
+                continue
             for source, target, kept in ((near, far, "up"), (far, near, "down")):
                 threading.Thread(target=self._pump, args=(source, target, self.heard[kept]), daemon=True).start()
 
