@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib.util
 import json
@@ -69,14 +70,14 @@ def find_free_port() -> int:
 
 
 def end(process: subprocess.Popen[bytes], seconds: float = 20) -> None:
-    """Ends one of Flower's processes, in its own way if that works in time."""
+    """Ends one of Flower's processes, in its own way if that works in time, and what it leaves behind."""
     if process.poll() is None:
         process.terminate()
-    try:
+    with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    with contextlib.suppress(ProcessLookupError):  # its helpers may outlive it by minutes, and hold its log
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def _start(words: Sequence[str], home: Path, log: Path, folder: Path) -> subprocess.Popen[bytes]:
