@@ -46,7 +46,11 @@ class Counter:
     def _accept(self) -> None:
         while True:
             near, _ = self._listener.accept()
-            far = socket.create_connection(("127.0.0.1", self._server))
+            try:
+                far = socket.create_connection(("127.0.0.1", self._server))
+            except OSError:  # the server has ended before the sites
+                near.close()
+                continue
             threading.Thread(target=self._pump, args=(near, far, "up"), daemon=True).start()
             threading.Thread(target=self._pump, args=(far, near, "down"), daemon=True).start()
 

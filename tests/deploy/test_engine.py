@@ -11,7 +11,7 @@ from deploy.test_sites import SEVEN
 from unskew.base.errors import InputError
 from unskew.deploy import certificates
 from unskew.deploy.flower import attendance
-from unskew.deploy.flower.processes import find_command, find_free_port, make_environment
+from unskew.deploy.flower.processes import end, find_command, find_free_port, make_environment
 from unskew.deploy.site_folder import SiteFolder
 
 SHORT = {"method": "scaffold", "model": "mlp(hidden=[16])", "rounds": 1, "local": {"batch": 16},
@@ -51,6 +51,18 @@ def test_three_sites_give_the_simulation_s_model(three, method):
     assert_same(three.run(table), simulate(three.folder, table))
 
 
+@pytest.mark.slow
+def test_a_stopped_run_goes_on_where_it_was(three):
+    table = {**SHORT, "rounds": 3, "seed": 5, "local": {"batch": 16, "steps": 40}}
+    before = three.said("north").count("round 2: training")
+    running = three.order(table)
+    three.wait_for("north", "round 2: training", times=before + 1)
+    assert "goes on with it" in three.call("stop", str(three.deploy.path))
+    said, _ = running.communicate(timeout=300)
+    assert running.returncode == 2 and "the run was stopped" in said
+    assert_same(three.run(table), simulate(three.folder, table))
+
+
 # ------------------------------------------------------------------------------------------ who is refused
 
 
@@ -58,14 +70,20 @@ def try_node(three, tmp_path, *flags):
     """What Flower's node says when it is started with these flags at this server."""
     words = [find_command("flower-supernode"), "--superlink", three.address, "--host", "127.0.0.1", "--port",
              str(find_free_port()), "--max-retries", "2", *flags]  # fmt: skip
-    return subprocess.run(words, env=make_environment(tmp_path), capture_output=True, text=True, timeout=240)
+    with (tmp_path / "said").open("wb") as said:
+        node = subprocess.Popen(words, env=make_environment(tmp_path), stdout=said, stderr=said, start_new_session=True)
+    try:
+        code = node.wait(240)
+    finally:
+        end(node)
+    return code, (tmp_path / "said").read_text()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
-        (["--root-certificates", "{own}/ca.crt", "--auth-supernode-private-key", "{other}/key"], "code: 2004"),
+        (["--root-certificates", "{own}/ca.crt", "--auth-supernode-private-key", "{other}/keys/key"], "code: 2004"),
         (["--root-certificates", "{own}/ca.crt"], "code: 2001"),
         (["--root-certificates", "{other}/ca.crt", "--auth-supernode-private-key", "{own}/key"],
          "CERTIFICATE_VERIFY_FAILED"),
@@ -76,10 +94,12 @@ def try_node(three, tmp_path, *flags):
 def test_strangers_are_refused(three, tmp_path, flags, reason):
     other = tmp_path / "other"
     other.mkdir()
-    certificates.make_all(other, [other], "127.0.0.1") if not (other / "key").exists() else None
+    keys = other / "keys"
+    keys.mkdir()
+    certificates.make_all(other, [keys], "127.0.0.1")
     own = three.deploy.site("north").path
-    done = try_node(three, tmp_path, *(flag.format(own=own, other=other) for flag in flags))
-    assert done.returncode == 1 and reason in done.stdout + done.stderr
+    code, said = try_node(three, tmp_path, *(flag.format(own=own, other=other) for flag in flags))
+    assert code == 1 and reason in said
 
 
 @pytest.mark.slow

@@ -104,7 +104,7 @@ def test_a_round_goes_on_without_a_site_that_is_cut_off(federation, tmp_path):
     """South is cut off while it trains in round 2: its answer is lost, its own state is not."""
     wanted = table("scaffold", 2, steps=60)
     before = federation.said("south")
-    running = federation.order(wanted, "--round-timeout", "60")
+    running = federation.order(wanted, "--round-timeout", "90")
     wait_for_round(federation, "south", 2, before)
     ip("link", "set", "unskew1", "down")
     run = next(federation.deploy.runs.glob("scaffold-*"))
@@ -154,7 +154,11 @@ class Recorder:
                 near, _ = self._listener.accept()
             except OSError:
                 return
-            far = socket.create_connection(self.server)
+            try:
+                far = socket.create_connection(self.server)
+            except OSError:  # the server has ended before the sites
+                near.close()
+                continue
             for source, target, kept in ((near, far, "up"), (far, near, "down")):
                 threading.Thread(target=self._pump, args=(source, target, self.heard[kept]), daemon=True).start()
 

@@ -42,7 +42,7 @@ OwnData = Annotated[
     str,
     typer.Option(
         "--data", help="the site's samples: an .npz file, a folder with a sub-folder of images per class, or a data "
-                       "set's text, such as 'folder(path=scans, size=64, grey=true)'; default: as said last",
+                       "set's text, such as folder('scans', size=64, grey=true); default: as said last",
     ),
 ]  # fmt: skip
 

@@ -92,6 +92,7 @@ class _Node:
             )
 
     def _read_log(self, began: int) -> str:
+        """What the node has said, the last of it if that is much."""
         with self.folder.log.open("rb") as file:
-            file.seek(began)
-            return _COLOURS.sub("", file.read(1 << 20).decode(errors="replace"))
+            file.seek(max(began, self.folder.log.stat().st_size - (1 << 16)))
+            return _COLOURS.sub("", file.read().decode(errors="replace"))

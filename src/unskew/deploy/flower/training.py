@@ -67,14 +67,13 @@ class Training:
 
     def _explain(self, what: str) -> InputError:
         try:
-            answer = call_flower(self.folder, "ls", CONNECTION, "--run-id", self.order.flower, seconds=30)
-            said = f" (Flower says: {answer['runs'][0]['status']})"
+            answer = call_flower(self.folder, "ls", CONNECTION, "--run-id", self.order.flower, seconds=60)
+            status = str(answer["runs"][0]["status"])
         except (InputError, KeyError, IndexError):
-            said = ""
-        return InputError(
-            f"{what}{said}; see {self.folder.link_log}; 'unskew deploy run {self.folder.path}' goes on from the last "
-            "checkpoint"
-        )
+            status = "nothing"
+        why = f"{what} (Flower says: {status}); see {self.folder.link_log}"
+        why = "the run was stopped" if "stopped" in status else why
+        return InputError(f"{why}; 'unskew deploy run {self.folder.path}' goes on from the last checkpoint")
 
     def stop(self) -> None:
         """Ends it; what was finished is kept, and the run can go on."""
