@@ -137,7 +137,7 @@ def _refuse_parts(root: Path, kind: str, depth: int = 1) -> None:
     `depth`: how many folders an image lies in below the root where all is well.
     """
     folders = [path for path in sorted(root.iterdir()) if path.is_dir() and not path.name.startswith(".")]
-    deep = [path for path in folders if not any(_holds_images(inner) for inner in _descend(path, depth - 1))]
+    deep = [path for path in folders if not any(map(_holds_images, _descend(path, depth - 1))) and _has_images(path)]
     parts = [path.name for path in deep if path.name.lower() in PARTS]
     if parts:
         side = "expected 'train' and 'test' side by side, spelt so, with one folder per class in each"
@@ -155,6 +155,11 @@ def _descend(folder: Path, levels: int) -> list[Path]:
     return found
 
 
+def _has_images(folder: Path) -> bool:
+    """In it, or anywhere below it."""
+    return any(is_image(path.name) for path in folder.rglob("*"))
+
+
 def _holds_images(folder: Path) -> bool:
     return any(path.is_file() and is_image(path.name) for path in folder.iterdir())
 
@@ -164,7 +169,7 @@ def _list_subfolders(folder: Path, kind: str) -> list[str]:
     if not names:
         raise InputError(f"{folder}: expected one sub-folder per {kind}, found none; sort the images into sub-folders")
     for name in names:
-        if kind == "class" and not any(is_image(path.name) for path in (folder / name).rglob("*")):
+        if kind == "class" and not _has_images(folder / name):
             raise InputError(f"{folder / name}: holds no images; add some or remove the folder")
     return names
 
