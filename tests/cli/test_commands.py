@@ -304,6 +304,7 @@ def test_split_saves_exports_draws_and_is_used_again(call: Call, tmp_path: Path)
     assert (found["clients"], found["split_hash"]) == (5, again["hash"])
 
 
+@pytest.mark.slow
 def test_split_of_a_million_clients(call: Call, tmp_path: Path):
     line = "split --split 'virtual(samples=4, alpha=0.1)' --clients 1000000 --out p.json --picture p.png"
     said = call(line)

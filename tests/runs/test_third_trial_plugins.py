@@ -223,7 +223,7 @@ def test_a_faulty_decode_is_one_line(what, executor, own_names):
 def test_a_decode_that_fails_later_names_the_client(own_names):
     register("processors", "noisy", Processor, encode=send, decode=fail_later)
     with pytest.raises(
-        SlotError, match=r"the server failed in round 1 for client \d: ValueError: mine, in wire"
+        SlotError, match=r"client \d failed in round 1: ValueError: mine, in wire processor noisy.decode"
     ) as error:
         play(wire="noisy")
     assert error.value.client in range(3)

@@ -30,9 +30,15 @@ COMMANDS = {
         "reproduce.reproduce",
         "Reproduces the papers' tables and figures: runs their cells and prints ours beside the printed figures.",
     ),
-    "list": ("look.list_runs", "Lists the runs in a folder: what was run, how far it came, how good it is."),
+    "list": (
+        "look.list_runs",
+        "Lists the runs in a folder, the newest last: what was run, how far it came, how good it is.",
+    ),
     "show": ("look.show", "Shows a run: its options and figures, or how far it came."),
-    "plot": ("look.plot", "Draws the accuracy of runs over rounds into one picture (.png, .pdf, .svg)."),
+    "plot": (
+        "look.plot",
+        "Draws the accuracy of runs over rounds into one picture; runs of one method are seeds of one line.",
+    ),
     "predict": ("use.predict", "Predicts with a run's model, or a client's own, and tells the accuracy."),
     "export": ("use.export", "Writes a run's model, or a client's own, as a file for other programs."),
     "split": (

@@ -124,10 +124,6 @@ class Augment(Transform):
         """An error where inputs of this shape cannot be augmented in this way."""
         if len(shape) != 3:
             raise InputError(f"{self}: expected images (channels, height, width), got shape {shape}; use none")
-        side = min(shape[1:])
-        if self.crop > side or self.cutout >= 2 * side:
-            what = f"crop = {self.crop}" if self.crop > side else f"cutout = {self.cutout}"
-            raise InputError(f"{self}: {what} leaves nothing of most images, which have {side} pixels; lower it")
         if self.pad_mode == "reflect" and self.crop >= min(shape[1:]):
             raise InputError(f"{self}: a mirrored padding of {self.crop} needs larger images than {shape}; lower crop")
 

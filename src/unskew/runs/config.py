@@ -24,6 +24,7 @@ from unskew.base.once import warn_once
 from unskew.base.registry import Component, Registry, component_fields, construct, nearest, param, to_table
 from unskew.base.text import Table, parse, split_list
 from unskew.core.checks.faults import naming
+from unskew.core.checks.watching import is_foreign
 from unskew.core.method import Method, methods
 from unskew.core.schedule import read_factor
 from unskew.core.term import check_terms
@@ -31,7 +32,7 @@ from unskew.core.tolerance import USUAL, find_tolerance
 from unskew.data.dataset import Dataset
 from unskew.data.partition.splits import Split, splits
 from unskew.data.sources.base import Source, sources
-from unskew.data.transforms import Transform, transforms
+from unskew.data.transforms import Augment, Transform, transforms
 from unskew.measures.base import Measure, build_all
 from unskew.models.base import Architecture, architectures, build
 from unskew.runs import rules
@@ -135,6 +136,7 @@ class Run(Component):
         """The run with all that its results depend on filled in, from the data or by a rule; refuses a misfit."""
         if not self.augment.is_identity:
             self.augment.check(data.shape)
+            _check_augmented(self.augment, data.shape)
         if self.method.output == "personal" and self.evaluation.local_test == "none":
             raise InputError(
                 f"{self.method.name} gives personal models only, so it needs local test sets; "
@@ -176,8 +178,9 @@ class Run(Component):
         if evaluation.validation and self.method.output == "personal":
             warn_once(log, f"evaluation.validation = {evaluation.validation:g} holds out samples that nobody uses: "
                       f"{self.method.name} gives personal models only, which are tested at the clients")  # fmt: skip
-        last = self.local.lr * read_factor(self.local.chosen_schedule, max(self.rounds - 1, 0))
-        if last < SMALLEST:
+        schedule = self.local.chosen_schedule
+        own = not is_foreign([schedule])  # others are asked round by round
+        if own and (last := self.local.lr * read_factor(schedule, max(self.rounds - 1, 0))) < SMALLEST:
             warn_once(log, f"the learning rate falls to {last:g} by the last round, where it changes no weight; take "
                       "a schedule that falls more slowly")  # fmt: skip
         drawn = self.split.draws or evaluation.validation or evaluation.local_test in ("proportional", "holdout")
@@ -210,6 +213,15 @@ class Run(Component):
 RECORDED = ("code", "code_changes", "begun_in")
 """What a run writes down of itself; in a run file it means nothing."""
 _FIRST_LINE = "# run {}; to change an option, copy this file and start another run\n"
+
+
+def _check_augmented(augment: Transform, shape: tuple[int, ...]) -> None:
+    """Refuses an augmentation that leaves nothing of most images."""
+    side = min(shape[1:], default=0)
+    if not isinstance(augment, Augment) or (augment.crop <= side and augment.cutout < 2 * side):
+        return
+    what = f"crop = {augment.crop}" if augment.crop > side else f"cutout = {augment.cutout}"
+    raise InputError(f"{augment}: {what} leaves nothing of most images, which have {side} pixels; lower it")
 
 
 def read_written_hash(path: Path) -> str | None:

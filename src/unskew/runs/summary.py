@@ -101,13 +101,13 @@ def read_finished(folder: RunFolder) -> Row:
         )
     files = summary.get("files", {})  # older versions wrote none
     files = files if isinstance(files, dict) else {}
+    folder.check_finished_rows(rows, files)
+    folder.check_model(summary.get("run"), files)
     if files.get(SUMMARY_FILE, digest_summary(summary)) != digest_summary(summary):
         raise InputError(
             f"{folder.path / SUMMARY_FILE} was edited: it is not as the run wrote it; restore it, or remove it, then "
             f"'unskew resume {folder.path}' writes it again"
         )
-    folder.check_finished_rows(rows, files)
-    folder.check_model(summary.get("run"), files)
     return summary
 
 
