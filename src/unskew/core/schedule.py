@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -14,6 +14,9 @@ from unskew.core.checks.faults import CAUGHT, Fault, server_error
 
 class Schedule(Component):
     """The learning rate over the rounds."""
+
+    depends_on_rounds: ClassVar[bool] = False
+    """Whether a round's factor depends on how many rounds the run has: then a longer run differs from its beginning."""
 
     def factor(self, done: int) -> float:
         """The factor on the first round's learning rate after `done` rounds."""

@@ -23,6 +23,7 @@ from unskew.runs.arguments import (
     read_module,
     read_options,
     read_place,
+    read_rounds,
     read_seeds,
     read_truth,
     read_watch,
@@ -85,6 +86,35 @@ def resume(
         return engine.resume(
             place, data_dir=files, dataset=dataset, watch=watcher, model=architecture, executor=read_executor(executor),
             accept_changed_code=accept,
+        )  # fmt: skip
+
+
+def extend(
+    folder: str | Path,
+    rounds: int,
+    *,
+    out: str | Path | None = None,
+    data: Dataset | None = None,
+    model: nn.Module | None = None,
+    head: str = "",
+    data_dir: str | Path | None = None,
+    watch: engine.Watch | None = None,
+    executor: str | None = None,
+    accept_changed_code: bool = False,
+) -> engine.Result:
+    """Continues a run, finished or not, to more rounds; hand over data and model again if they were Python objects.
+
+    The longer run has a folder of its own, `out` or one beside the old, which stays as it is.
+    """
+    place, dataset, files, watcher = (
+        read_place("folder", folder), read_dataset(data), read_data_dir(data_dir), read_watch(watch)
+    )  # fmt: skip
+    architecture, accept = read_module(model, head), read_truth("accept_changed_code", accept_changed_code)
+    target = None if out is None else read_place("out", out)
+    with _watch_data(dataset):
+        return engine.extend(
+            place, read_rounds(rounds), target, data_dir=files, dataset=dataset, watch=watcher, model=architecture,
+            executor=read_executor(executor), accept_changed_code=accept,
         )  # fmt: skip
 
 

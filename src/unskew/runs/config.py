@@ -58,6 +58,19 @@ class CodeChange(TypedDict):
     """The hash that the run had, where the options of its parts changed with the code."""
 
 
+class Extension(TypedDict):
+    """The run went on from a shorter one."""
+
+    run: str
+    """The hash of the shorter one."""
+    rounds: int
+    """How many rounds that had."""
+    after: int
+    """The last round that was taken over."""
+    same: bool
+    """Whether these rounds are those that a run of this length has from the start."""
+
+
 @section
 class Run(Component):
     """Everything about a run."""
@@ -91,6 +104,7 @@ class Run(Component):
     code: dict[str, str] = param(default={}, doc="hashes of the user's code that the run uses; found, never believed")
     code_changes: tuple[CodeChange, ...] = param(default=(), doc="where the run went on with changed code")
     begun_in: str = param(default="", doc="the folder from which relative places of the user's code are found")
+    extended: tuple[Extension, ...] = param(default=(), doc="shorter runs that it went on from")
 
     @property
     def hash(self) -> str:
@@ -101,6 +115,8 @@ class Run(Component):
         """The same with the tables of these parts (method, model …) in the place of its own."""
         table = {**to_table(self), **parts}
         del table["plugins"], table["begun_in"]  # where code is stored is not what it does
+        if differing := [e["after"] for e in table.pop("extended") if not e["same"]]:
+            table["extended"] = differing
         changes = table.pop("code_changes")
         table["code"] = [sorted(code.values()) for code in (*(change["code"] for change in changes), self.code)]
         if not any(table["code"]):
@@ -165,7 +181,8 @@ class Run(Component):
                 stackable=self.execution.executor == "auto" and self._may_be_stacked(),
             )
         code = self.find_code()
-        own: Table = {"code": code, "code_changes": (), "begun_in": str(Path.cwd()) if code or self.plugins else ""}
+        own: Table = {"code": code, "code_changes": (), "extended": ()}
+        own["begun_in"] = str(Path.cwd()) if code or self.plugins else ""
         local = dataclasses.replace(self.local, buffers=self.local.buffers or "average")
         return dataclasses.replace(self, clients=clients, model=model, execution=execution, local=local, **own)
 
@@ -210,7 +227,7 @@ class Run(Component):
         return {key: _without_name(key, value) for key, value in table.items()}
 
 
-RECORDED = ("code", "code_changes", "begun_in")
+RECORDED = ("code", "code_changes", "begun_in", "extended")
 """What a run writes down of itself; in a run file it means nothing."""
 _FIRST_LINE = "# run {}; to change an option, copy this file and start another run\n"
 

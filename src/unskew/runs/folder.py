@@ -75,6 +75,10 @@ class RunFolder:
             let_pass(error)
             reason = error.strerror or error
             raise InputError(f"cannot create the run folder {self.path}: {reason}; choose another --out") from None
+        self.write_run(run)
+
+    def write_run(self, run: Run) -> None:
+        """The resolved run."""
         self._write("run.toml", run.to_toml().encode())
 
     def check_free(self) -> None:

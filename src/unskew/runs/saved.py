@@ -23,7 +23,7 @@ from unskew.data.dataset import Dataset, Samples
 from unskew.data.files.arrays import to_inputs
 from unskew.models.base import Architecture, Model
 from unskew.runs import engine
-from unskew.runs.config import Run, read_file
+from unskew.runs.config import Extension, Run, read_file
 from unskew.runs.folder import Row, RunFolder
 from unskew.runs.models import Models, read_client
 from unskew.runs.summary import read_finished
@@ -95,6 +95,12 @@ class SavedRun:
         except InputError:  # its code is gone: the summary still says it
             written = self.summary if self.finished else {}
             return {key: written.get(key, _name(table.get(key))) for key in wanted}
+
+    @property
+    def extended(self) -> list[Extension]:
+        """The shorter runs that it went on from."""
+        found: list[Extension] = self._table.get("extended", [])
+        return found
 
     @property
     def output(self) -> str:
