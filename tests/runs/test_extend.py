@@ -123,7 +123,9 @@ def test_what_depends_on_the_number_of_rounds_is_another_run(tmp_path, caplog, o
     class Falling(Schedule):
         """Falls to the end, wherever that is."""
 
-        depends_on_rounds = True
+        @property
+        def depends_on_rounds(self):
+            return True
 
         def factor(self, done):
             return 1 / (1 + done)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor
 
@@ -15,12 +15,14 @@ from unskew.core.checks.faults import CAUGHT, Fault, server_error
 class Schedule(Component):
     """The learning rate over the rounds."""
 
-    depends_on_rounds: ClassVar[bool] = False
-    """Whether a round's factor depends on how many rounds the run has: then a longer run differs from its beginning."""
-
     def factor(self, done: int) -> float:
         """The factor on the first round's learning rate after `done` rounds."""
         raise TypeError(f"{type(self).__name__} must define factor(done)")
+
+    @property
+    def depends_on_rounds(self) -> bool:
+        """Whether a longer run has other rates from its first rounds on: it is no continuation of a shorter one."""
+        return False
 
 
 def read_factor(schedule: Schedule, done: int) -> float:
