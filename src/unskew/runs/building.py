@@ -15,6 +15,7 @@ from unskew.base.errors import InputError
 from unskew.base.once import warn_once
 from unskew.base.process import count_cores, hold_process
 from unskew.base.registry import to_table
+from unskew.base.text import count_of
 from unskew.base.tree import settle
 from unskew.core.checks.declared import check_declarations, check_idle, check_patterns
 from unskew.core.checks.faults import Fault, naming
@@ -240,6 +241,7 @@ def _warn_idle_options(config: Run, net: Net) -> None:
         warn_once(log, f"augment.pad_mode = {augment.pad_mode} does nothing without crop")
     if config.evaluation.clients_every and config.evaluation.local_test == "none":
         warn_once(log, "evaluation.clients_every does nothing with local_test = none: clients have no test sets")
+    _warn_few_tests(config)
     if not config.stragglers and config.straggler_online != Run().straggler_online:
         log.warning("straggler_online = %g does nothing without stragglers", config.straggler_online)
     evaluation = config.evaluation
@@ -248,6 +250,24 @@ def _warn_idle_options(config: Run, net: Net) -> None:
             "evaluation.holdout = %g is for local_test = holdout and does nothing with local_test = %s",
             evaluation.holdout, evaluation.local_test,
         )  # fmt: skip
+
+
+def _warn_few_tests(config: Run) -> None:
+    """Says where fewer rounds are tested than options count on."""
+    evaluation, rounds = config.evaluation, config.rounds
+    if evaluation.clients_every > rounds:
+        warn_once(
+            log,
+            f"evaluation.clients_every = {evaluation.clients_every} is more than the {count_of(rounds, 'round')}: "
+            "clients are tested after the last one",
+        )
+    tests = -(-rounds // evaluation.every)
+    if evaluation.last_k != type(evaluation)().last_k and evaluation.last_k > tests:
+        warn_once(
+            log,
+            f"evaluation.last_k = {evaluation.last_k} is more than the {count_of(tests, 'test')}: "
+            f"last_{evaluation.last_k}_mean is over those",
+        )
 
 
 def _differs_from_default(config: Run, path: str) -> bool:

@@ -115,6 +115,8 @@ def start(
         server = _try_server(config, task)
         task = replace(task, profile=profile)
         if folder is None:
+            if every := config.execution.checkpoint_every:
+                warn_once(log, f"execution.checkpoint_every = {every} does nothing without out: no folder to write to")
             return _Loop(config, task, None, watch, executor).run(server)
         folder.create(config)
         with folder.lock():
@@ -465,6 +467,11 @@ class _Loop:
         found = checkpoint.load_newest(self.folder.checkpoints, _identify(self.config, self.task), unbroken)
         if found is not None and found.rows is not None:
             self.folder.check_rows(found.rows, found.round)
+        if found is None and self.folder.finished:
+            log.warning(
+                "%s is finished, but holds no checkpoint any more: its rounds are run again for what only that held",
+                self.folder.path,
+            )
         return found
 
     def _record(self, done: Round, executor: Executor) -> None:
