@@ -281,7 +281,7 @@ def describe_run(config: Run) -> dict[str, Any]:
 
 def read_run(table: Any) -> Run:
     """The run of such a description; refuses whatever would load code or read files."""
-    if not isinstance(table, dict) or {"plugins", "data", "split", "code"} & table.keys():
+    if not isinstance(table, dict) or {"plugins", "data", "split", "code", "init"} & table.keys():
         raise Refused("it holds no run that a site may read")
     if _names_code(table):
         raise Refused("it names code by its place (python:); install it at the site as a plugin instead")

@@ -37,6 +37,7 @@ from unskew.measures.base import Measure, build_all
 from unskew.models.base import Architecture, architectures, build
 from unskew.runs import rules
 from unskew.runs.sections import SMALLEST, Evaluation, Execution, Local, section
+from unskew.runs.weights import Weights, read_patterns, read_weights
 from unskew.wire.base import Processor, processors
 
 if sys.version_info >= (3, 11):
@@ -100,6 +101,9 @@ class Run(Component):
     wire: tuple[Processor, ...] = param(
         default=(), doc="what happens to replies on their way, such as clip(norm=1.0),quantise(bits=8) (see `wire`)"
     )
+    init: Weights | None = param(default=None, doc="a .safetensors file of weights to start from")
+    init_only: tuple[str, ...] = param(default=(), doc="which of them, such as body.*; default: all")
+    freeze: tuple[str, ...] = param(default=(), doc="parameters that stay as they are, such as body.*")
     plugins: tuple[str, ...] = param(default=(), doc="Python files or modules to import first, for what they register")
     code: dict[str, str] = param(default={}, doc="hashes of the user's code that the run uses; found, never believed")
     code_changes: tuple[CodeChange, ...] = param(default=(), doc="where the run went on with changed code")
@@ -124,8 +128,11 @@ class Run(Component):
         del table["measure"]  # measuring changes no result
         if not self.stragglers:  # off: the same run as before this option existed
             del table["stragglers"], table["straggler_online"]
-        if not self.wire:
-            del table["wire"]
+        for key in ("wire", "init_only", "freeze"):
+            if not table[key]:
+                del table[key]
+        if "init" in table:
+            table["init"] = table["init"]["digest"]  # where the file lies is not what it holds
         if table["local"]["schedule"] == {"name": "constant"}:
             table["local"] = {key: value for key, value in table["local"].items() if key != "schedule"}
         if table["data"].get("normalisation") == "usual":
@@ -166,6 +173,8 @@ class Run(Component):
                 f"measure {tested} looks at the common test set, whose samples pool_test deals to the clients; "
                 "leave it out of measure (--measure)"
             )
+        if self.init_only and self.init is None:
+            raise InputError("init_only (--init-only) says which of the weights of init are taken; give --init, too")
         self.execution.check()
         self.local.check()
         self._warn_idle()
@@ -269,7 +278,7 @@ SECTIONS: dict[str, type[Component]] = {"local": Local, "evaluation": Evaluation
 
 def _without_name(key: str, value: Any) -> Any:
     """A section is named by its place in the file; a method may be called as a section is."""
-    if key in SECTIONS:
+    if key in SECTIONS or key == "init":
         return {key: item for key, item in value.items() if key != "name"}
     return value
 
@@ -292,6 +301,10 @@ def from_table(table: Mapping[str, Any], *, fresh: bool = True) -> Run:
             values[key] = read_measures(value)
         elif key == "wire":
             values[key] = read_processors(value)
+        elif key == "init":
+            values[key] = read_weights(value)
+        elif key in ("init_only", "freeze"):
+            values[key] = read_patterns(key, value)
         elif key in registries:
             if not isinstance(value, (str, Mapping, Component)):
                 raise InputError(
@@ -439,6 +452,6 @@ FLAGS = {
     "gpus": "execution.gpus", "checkpoint_every": "execution.checkpoint_every",
     "chunk": "execution.chunk", "compile": "execution.compile", "memory_format": "execution.memory_format",
     "device": "execution.device", "precision": "execution.precision", "measure": "measure",
-    "wire": "wire",
+    "wire": "wire", "init": "init", "init_only": "init_only", "freeze": "freeze",
 }  # fmt: skip
 """The short names of options, on the command line and in Python; every other one is set by its path."""

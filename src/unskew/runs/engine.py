@@ -39,6 +39,7 @@ from unskew.runs.folder import Row, RunFolder
 from unskew.runs.models import Models, find_unused
 from unskew.runs.state_file import NAME, SERVER_NAME
 from unskew.runs.summary import check_summary, read_finished, summarise
+from unskew.runs.weights import Weights
 
 MakeExecutor = Callable[[Run, Task], Executor]
 """Makes who does the clients' work."""
@@ -132,6 +133,7 @@ def resume(
     watch: Watch | None = None,
     executor: str | None = None,
     model: Architecture | None = None,
+    init: Weights | None = None,
     accept_changed_code: bool = False,
     known: Run | None = None,
 ) -> Result:
@@ -141,7 +143,7 @@ def resume(
     caller has it already.
     """
     folder, config = RunFolder.open(Path(path), known, accept_changed_code)
-    config = _reopen(folder, config, model, executor)
+    config = _reopen(folder, config, model, init, executor)
     config = _compare_code(config, known.code if known else config.find_code(), folder, accept_changed_code)
     with prepare_process(config.execution.threads), folder.lock():
         has_split = folder.split.exists()
@@ -164,6 +166,7 @@ def extend(
     watch: Watch | None = None,
     executor: str | None = None,
     model: Architecture | None = None,
+    init: Weights | None = None,
     accept_changed_code: bool = False,
     announce: Callable[[Path, Run], None] | None = None,
 ) -> Result:
@@ -173,7 +176,7 @@ def extend(
     line says so, and it is another run by its hash. `announce` is called with folder and run before the first round.
     """
     folder, config = RunFolder.open(Path(path), accept=accept_changed_code)
-    begun = _reopen(folder, config, model, executor)
+    begun = _reopen(folder, config, model, init, executor)
     config = _compare_code(begun, begun.find_code(), folder, accept_changed_code)
     with prepare_process(config.execution.threads):
         with folder.lock():
@@ -195,12 +198,13 @@ def extend(
             return _Loop(replace(settle(prepared.config, task), **recorded), task, new, watch).run()
 
 
-def _reopen(folder: RunFolder, config: Run, model: Architecture | None, executor: str | None) -> Run:
+def _reopen(
+    folder: RunFolder, config: Run, model: Architecture | None, init: Weights | None, executor: str | None
+) -> Run:
     """The run of a folder, to go on with; a finished one must be as it was left."""
     if folder.finished:
         check_summary(config, read_finished(folder), folder.path)
-    if model is not None:
-        config = _give_model(config, model, folder)
+    config = _give(config, model, init, folder)
     return config if executor is None else _change_executor(config, executor, folder)
 
 
@@ -222,12 +226,12 @@ def look(
     data_dir: Path | None = None,
     dataset: Dataset | None = None,
     model: Architecture | None = None,
+    init: Weights | None = None,
     accept_changed_code: bool = False,
 ) -> Models:
     """What a run's models are made of, as of its newest whole checkpoint; runs nothing and writes nothing."""
     folder, config = RunFolder.open(Path(path), accept=accept_changed_code)
-    if model is not None:
-        config = _give_model(config, model, folder)
+    config = _give(config, model, init, folder)
     config = _compare_code(config, config.find_code(), folder, accept_changed_code)
     with prepare_process(config.execution.threads):
         prepared = prepare(config, data_dir, dataset, saved_split=folder.split if folder.split.exists() else None)
@@ -253,14 +257,19 @@ def _identify(config: Run, task: Task) -> checkpoint.Identity:
     return checkpoint.Identity(config.hash, frozenset(config.hashes), partition.hash, partition.data)
 
 
-def _give_model(config: Run, model: Architecture, folder: RunFolder) -> Run:
-    """The run with the model that a Python program hands over; any other than it began with is refused."""
-    given = replace(config, model=model)
-    if given.hash != config.hash:
-        raise InputError(
-            f"{folder.path} was begun with the model {config.model}, got {model}; hand over the module it began with"
-        )
-    return given
+def _give(config: Run, model: Architecture | None, init: Weights | None, folder: RunFolder) -> Run:
+    """The run with what a Python program hands over; anything else than it began with is refused."""
+    for key, what in (("model", model), ("init", init)):
+        if what is None:
+            continue
+        given = replace(config, **{key: what})
+        if given.hash != config.hash:
+            raise InputError(
+                f"{folder.path} was begun with the {key} {getattr(config, key) or 'of its seed'}, got {what}; hand "
+                f"over the {'module' if key == 'model' else 'weights'} it began with"
+            )
+        config = given
+    return config
 
 
 def _compare_code(config: Run, now: dict[str, str], folder: RunFolder, accept: bool) -> Run:

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 Row = dict[str, Any]
 SUMMARY = {"method", "data", "rounds", "accuracy", "personal", "loss", "bytes_up", "bytes_down", "seconds", "diverged"}
 """What every summary.json holds, at least."""
-KNOWN = ("plugins", "method", "data", "model", "split", "augment", "wire")
+KNOWN = ("plugins", "method", "data", "model", "split", "augment", "wire", "init")
 """What the user's code may be in, and what a program may hand over: taken from a run that is known."""
 
 
