@@ -37,14 +37,15 @@ if TYPE_CHECKING:
     from unskew.measures.base import Measure
     from unskew.models.base import Architecture, Model
     from unskew.models.user_module import split_head
-    from unskew.runs.api import compare, open, resume, run
+    from unskew.runs.api import compare, extend, open, resume, run
     from unskew.wire.base import Processor
 
 
 _PLACES = {
     # running
-    "run": "runs.api", "compare": "runs.api", "resume": "runs.api", "open": "runs.api", "load": "data.sources",
-    "Dataset": "data.dataset", "Samples": "data.dataset", "Model": "models.base", "split_head": "models.user_module",
+    "run": "runs.api", "compare": "runs.api", "resume": "runs.api", "extend": "runs.api", "open": "runs.api",
+    "load": "data.sources", "Dataset": "data.dataset", "Samples": "data.dataset", "Model": "models.base",
+    "split_head": "models.user_module",
     "InputError": "base.errors", "ClientError": "base.errors", "SlotError": "base.errors",
     # extending
     "Method": "core.method", "Wrapper": "core.wrapper", "Term": "core.term", "Measure": "measures.base",
@@ -64,8 +65,8 @@ __all__ = [
     "About", "Architecture", "Auxiliary", "Batch", "ClientContext", "ClientError", "Dataset", "Draws", "Groups",
     "InputError", "Measure", "Method", "Model", "Observer", "Outcome", "Output", "Processor", "Samples",
     "ServerContext", "SlotError", "Source", "Split", "Term", "Transform", "Tree", "Wrapper", "__version__", "compare",
-    "cross_entropy", "helper", "load", "normalise", "open", "optimisers", "param", "progress", "reducers", "registries",
-    "resume", "run", "seeds", "sgd", "split_head", "tree",
+    "cross_entropy", "extend", "helper", "load", "normalise", "open", "optimisers", "param", "progress", "reducers",
+    "registries", "resume", "run", "seeds", "sgd", "split_head", "tree",
 ]  # fmt: skip
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -16,6 +14,7 @@ from unskew.base.text import count_of
 from unskew.cli.output import console, make_table, note, print_json, show_result
 from unskew.cli.shared_flags import Json
 from unskew.report.curves import collect_panels, plot_panels
+from unskew.report.files import draw_whole
 from unskew.runs.folder import Row
 from unskew.runs.saved import SavedRun, find_runs
 
@@ -90,6 +89,9 @@ def _show_options(run: SavedRun) -> None:
     table = make_table("option", "value", title=f"{run.path}")
     for name, value in run.about.items():
         table.add_row(name, str(value))
+    for each in run.extended:
+        differs = "" if each["same"] else f"; not as in a run of {run.about['rounds']} from the start"
+        table.add_row("extended", f"from {each['rounds']} rounds, after round {each['after']}{differs}")
     console.print(table)
 
 
@@ -105,21 +107,9 @@ def plot(
     panels = collect_panels([(run.about["method"], run.output, run.rounds) for run in runs])
     if not any(panels.values()):
         raise InputError(f"nothing to draw: no round of {', '.join(map(str, paths))} was tested yet")
-    draw_whole(panels, out, title or _make_title([run.about for run in runs]))
+    above = title or _make_title([run.about for run in runs])
+    draw_whole(out, lambda part: plot_panels(panels, part, above))
     console.print(f"wrote {out}: {count_of(len(runs), 'run')}", soft_wrap=True)
-
-
-def draw_whole(panels: Any, path: Path, title: str) -> None:
-    """Draws the picture, whole or not at all."""
-    part = path.with_name(f".{os.getpid()}.{path.name}")
-    try:
-        plot_panels(panels, part, title)
-        part.replace(path)
-    except OSError as error:
-        raise InputError(f"cannot write '{path}': {error.strerror}; choose a writable place") from None
-    finally:
-        with contextlib.suppress(OSError):
-            part.unlink()
 
 
 def _make_title(runs: Sequence[Row]) -> str:

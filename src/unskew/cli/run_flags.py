@@ -20,7 +20,7 @@ from unskew.runs.arguments import spell_flag
 from unskew.runs.config import FLAGS, SECTIONS, Run, load_plugins, override, read_assignment, read_file
 
 _KINDS: dict[str, type] = {"int": int, "float": float, "int | none": int, "bool": bool}
-LISTS = ("measure", "wire")
+LISTS = ("measure", "wire", "init_only", "freeze")
 """Flags that name several things: given twice, they name all of them."""
 _METAVARS = {int: "INTEGER", float: "FLOAT", str: "TEXT", bool: "true|false"}
 
@@ -76,7 +76,7 @@ def _find_parameters(function: Callable[..., Any], without: str) -> list[inspect
 def _make_parameter(flag: str) -> inspect.Parameter:
     option = _find_options()[FLAGS[flag]]
     kind = _KINDS.get(option.type, str)
-    choices = f" ({option.type})" if " | " in option.type and kind is str and flag != "model" else ""
+    choices = f" ({option.type})" if " | " in option.type and kind is str and flag not in ("model", "init") else ""
     default = "" if option.default == "none" else f" [default: {option.default}]"
 
     def read(text: str) -> Any:  # a function: older versions of typer want the parser's name

@@ -19,6 +19,11 @@ class Schedule(Component):
         """The factor on the first round's learning rate after `done` rounds."""
         raise TypeError(f"{type(self).__name__} must define factor(done)")
 
+    @property
+    def depends_on_rounds(self) -> bool:
+        """Whether a longer run has other rates from its first rounds on: it is no continuation of a shorter one."""
+        return False
+
 
 def read_factor(schedule: Schedule, done: int) -> float:
     """What a schedule says, as a plain number; one line where it fails, or gives no factor of a learning rate."""

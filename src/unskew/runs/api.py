@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from unskew.core.method import Method
 from unskew.data.dataset import Dataset
@@ -23,6 +23,7 @@ from unskew.runs.arguments import (
     read_module,
     read_options,
     read_place,
+    read_rounds,
     read_seeds,
     read_truth,
     read_watch,
@@ -31,6 +32,7 @@ from unskew.runs.arguments import (
 )
 from unskew.runs.field import drop_misfits
 from unskew.runs.saved import SavedRun
+from unskew.runs.weights import read_weights
 
 log = logging.getLogger(__name__)
 
@@ -66,12 +68,13 @@ def resume(
     data: Dataset | None = None,
     model: nn.Module | None = None,
     head: str = "",
+    init: Mapping[str, Tensor] | None = None,
     data_dir: str | Path | None = None,
     watch: engine.Watch | None = None,
     executor: str | None = None,
     accept_changed_code: bool = False,
 ) -> engine.Result:
-    """Continues an interrupted run; hand over data and model again if they were Python objects.
+    """Continues an interrupted run; hand over data, model and init again if they were Python objects.
 
     `executor` may be another one that gives the same bits: "pool" for a run begun with "serial", or the reverse.
 
@@ -83,8 +86,38 @@ def resume(
     architecture, accept = read_module(model, head), read_truth("accept_changed_code", accept_changed_code)
     with _watch_data(dataset):
         return engine.resume(
-            place, data_dir=files, dataset=dataset, watch=watcher, model=architecture, executor=read_executor(executor),
-            accept_changed_code=accept,
+            place, data_dir=files, dataset=dataset, watch=watcher, model=architecture, init=read_weights(init),
+            executor=read_executor(executor), accept_changed_code=accept,
+        )  # fmt: skip
+
+
+def extend(
+    folder: str | Path,
+    rounds: int,
+    *,
+    out: str | Path | None = None,
+    data: Dataset | None = None,
+    model: nn.Module | None = None,
+    head: str = "",
+    init: Mapping[str, Tensor] | None = None,
+    data_dir: str | Path | None = None,
+    watch: engine.Watch | None = None,
+    executor: str | None = None,
+    accept_changed_code: bool = False,
+) -> engine.Result:
+    """Continues a run, finished or not, to more rounds; hand over again what was handed over as Python objects.
+
+    The longer run has a folder of its own, `out` or one beside the old, which stays as it is.
+    """
+    place, dataset, files, watcher = (
+        read_place("folder", folder), read_dataset(data), read_data_dir(data_dir), read_watch(watch)
+    )  # fmt: skip
+    architecture, accept = read_module(model, head), read_truth("accept_changed_code", accept_changed_code)
+    target = None if out is None else read_place("out", out)
+    with _watch_data(dataset):
+        return engine.extend(
+            place, read_rounds(rounds), target, data_dir=files, dataset=dataset, watch=watcher, model=architecture,
+            init=read_weights(init), executor=read_executor(executor), accept_changed_code=accept,
         )  # fmt: skip
 
 
@@ -94,16 +127,19 @@ def open(
     data: Dataset | None = None,
     model: nn.Module | None = None,
     head: str = "",
+    init: Mapping[str, Tensor] | None = None,
     data_dir: str | Path | None = None,
     accept_changed_code: bool = False,
 ) -> SavedRun:
     """A run in its folder: its figures, curves, models and predictions; nothing is run.
 
-    Hand over data and model again if they were Python objects.
+    Hand over data, model and init again if they were Python objects.
     """
     place, dataset, files = read_place("folder", folder), read_dataset(data), read_data_dir(data_dir)
     architecture, accept = read_module(model, head), read_truth("accept_changed_code", accept_changed_code)
-    return SavedRun(place, data_dir=files, dataset=dataset, model=architecture, accept_changed_code=accept)
+    return SavedRun(
+        place, data_dir=files, dataset=dataset, model=architecture, init=read_weights(init), accept_changed_code=accept
+    )
 
 
 def compare(

@@ -46,6 +46,7 @@ from unskew.models.base import Model, build
 from unskew.models.checks import check_input_stays, check_model, check_module
 from unskew.runs.config import Run, cohort_size
 from unskew.runs.own_augmentation import try_augmentation
+from unskew.runs.weights import freeze, load_weights
 from unskew.wire.chain import Chain, build_chain
 
 log = logging.getLogger(__name__)
@@ -204,7 +205,7 @@ def make_task(config: Run, data: Dataset, partition: Partition) -> Task:
     if not task.trainable:
         raise InputError(
             f"model {config.model} with {method.name} has nothing to train: all of its {len(params)} parameters are "
-            "frozen; leave requires_grad=True on some"
+            "frozen; leave requires_grad=True on some, or freeze less (--freeze)"
         )
     with naming(0, "a measure", foreign=True):
         for measure in config.measure:
@@ -289,7 +290,7 @@ def check_method(config: Run) -> Chain | None:
 
 
 def build_model(config: Run, data: Dataset) -> Model:
-    """The initial model of a resolved run; its weights depend on the seed alone."""
+    """The initial model of a resolved run; its weights depend on the seed alone, or are those of `init`."""
     assert config.model is not None
     number = seeds.derive(config.seed, "model")
     with (
@@ -299,6 +300,9 @@ def build_model(config: Run, data: Dataset) -> Model:
         model: object = config.method.remodel(build(config.model, data.shape, data.num_classes), data.num_classes)
     if not isinstance(model, Model):
         raise InputError(f"{config.method.name}.remodel must return a Model(body, head), got {describe(model)}")
+    if config.init is not None:
+        load_weights(model, config.init, config.init_only)
+    freeze(model, config.freeze)
     return model
 
 

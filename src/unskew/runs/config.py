@@ -37,6 +37,7 @@ from unskew.measures.base import Measure, build_all
 from unskew.models.base import Architecture, architectures, build
 from unskew.runs import rules
 from unskew.runs.sections import SMALLEST, Evaluation, Execution, Local, section
+from unskew.runs.weights import Weights, read_patterns, read_weights
 from unskew.wire.base import Processor, processors
 
 if sys.version_info >= (3, 11):
@@ -56,6 +57,19 @@ class CodeChange(TypedDict):
     """The earlier code."""
     run: NotRequired[str]
     """The hash that the run had, where the options of its parts changed with the code."""
+
+
+class Extension(TypedDict):
+    """The run went on from a shorter one."""
+
+    run: str
+    """The hash of the shorter one."""
+    rounds: int
+    """How many rounds that had."""
+    after: int
+    """The last round that was taken over."""
+    same: bool
+    """Whether these rounds are those that a run of this length has from the start."""
 
 
 @section
@@ -87,10 +101,14 @@ class Run(Component):
     wire: tuple[Processor, ...] = param(
         default=(), doc="what happens to replies on their way, such as clip(norm=1.0),quantise(bits=8) (see `wire`)"
     )
+    init: Weights | None = param(default=None, doc="a .safetensors file of weights to start from")
+    init_only: tuple[str, ...] = param(default=(), doc="which of them, such as body.*; default: all")
+    freeze: tuple[str, ...] = param(default=(), doc="parameters that stay as they are, such as body.*")
     plugins: tuple[str, ...] = param(default=(), doc="Python files or modules to import first, for what they register")
     code: dict[str, str] = param(default={}, doc="hashes of the user's code that the run uses; found, never believed")
     code_changes: tuple[CodeChange, ...] = param(default=(), doc="where the run went on with changed code")
     begun_in: str = param(default="", doc="the folder from which relative places of the user's code are found")
+    extended: tuple[Extension, ...] = param(default=(), doc="shorter runs that it went on from")
 
     @property
     def hash(self) -> str:
@@ -101,6 +119,8 @@ class Run(Component):
         """The same with the tables of these parts (method, model …) in the place of its own."""
         table = {**to_table(self), **parts}
         del table["plugins"], table["begun_in"]  # where code is stored is not what it does
+        if differing := [e["after"] for e in table.pop("extended") if not e["same"]]:
+            table["extended"] = differing
         changes = table.pop("code_changes")
         table["code"] = [sorted(code.values()) for code in (*(change["code"] for change in changes), self.code)]
         if not any(table["code"]):
@@ -108,8 +128,11 @@ class Run(Component):
         del table["measure"]  # measuring changes no result
         if not self.stragglers:  # off: the same run as before this option existed
             del table["stragglers"], table["straggler_online"]
-        if not self.wire:
-            del table["wire"]
+        for key in ("wire", "init_only", "freeze"):
+            if not table[key]:
+                del table[key]
+        if "init" in table:
+            table["init"] = table["init"]["digest"]  # where the file lies is not what it holds
         if table["local"]["schedule"] == {"name": "constant"}:
             table["local"] = {key: value for key, value in table["local"].items() if key != "schedule"}
         if table["data"].get("normalisation") == "usual":
@@ -150,6 +173,8 @@ class Run(Component):
                 f"measure {tested} looks at the common test set, whose samples pool_test deals to the clients; "
                 "leave it out of measure (--measure)"
             )
+        if self.init_only and self.init is None:
+            raise InputError("init_only (--init-only) says which of the weights of init are taken; give --init, too")
         self.execution.check()
         self.local.check()
         self._warn_idle()
@@ -165,7 +190,8 @@ class Run(Component):
                 stackable=self.execution.executor == "auto" and self._may_be_stacked(),
             )
         code = self.find_code()
-        own: Table = {"code": code, "code_changes": (), "begun_in": str(Path.cwd()) if code or self.plugins else ""}
+        own: Table = {"code": code, "code_changes": (), "extended": ()}
+        own["begun_in"] = str(Path.cwd()) if code or self.plugins else ""
         local = dataclasses.replace(self.local, buffers=self.local.buffers or "average")
         return dataclasses.replace(self, clients=clients, model=model, execution=execution, local=local, **own)
 
@@ -210,7 +236,7 @@ class Run(Component):
         return {key: _without_name(key, value) for key, value in table.items()}
 
 
-RECORDED = ("code", "code_changes", "begun_in")
+RECORDED = ("code", "code_changes", "begun_in", "extended")
 """What a run writes down of itself; in a run file it means nothing."""
 _FIRST_LINE = "# run {}; to change an option, copy this file and start another run\n"
 
@@ -252,7 +278,7 @@ SECTIONS: dict[str, type[Component]] = {"local": Local, "evaluation": Evaluation
 
 def _without_name(key: str, value: Any) -> Any:
     """A section is named by its place in the file; a method may be called as a section is."""
-    if key in SECTIONS:
+    if key in SECTIONS or key == "init":
         return {key: item for key, item in value.items() if key != "name"}
     return value
 
@@ -275,6 +301,10 @@ def from_table(table: Mapping[str, Any], *, fresh: bool = True) -> Run:
             values[key] = read_measures(value)
         elif key == "wire":
             values[key] = read_processors(value)
+        elif key == "init":
+            values[key] = read_weights(value)
+        elif key in ("init_only", "freeze"):
+            values[key] = read_patterns(key, value)
         elif key in registries:
             if not isinstance(value, (str, Mapping, Component)):
                 raise InputError(
@@ -422,6 +452,6 @@ FLAGS = {
     "gpus": "execution.gpus", "checkpoint_every": "execution.checkpoint_every",
     "chunk": "execution.chunk", "compile": "execution.compile", "memory_format": "execution.memory_format",
     "device": "execution.device", "precision": "execution.precision", "measure": "measure",
-    "wire": "wire",
+    "wire": "wire", "init": "init", "init_only": "init_only", "freeze": "freeze",
 }  # fmt: skip
 """The short names of options, on the command line and in Python; every other one is set by its path."""
