@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from unskew.core.local_loop import sgd
     from unskew.core.method import Method
     from unskew.core.observer import Observer
+    from unskew.core.optimiser import Optimiser
+    from unskew.core.schedule import Schedule
     from unskew.core.term import Term
     from unskew.core.wrapper import Wrapper
     from unskew.data.dataset import Dataset, Samples
@@ -56,17 +58,17 @@ _PLACES = {
     "ClientContext": "core.context", "ServerContext": "core.context",
     "Outcome": "core.context", "Observer": "core.observer", "Batch": "base.batch", "Output": "base.batch",
     "cross_entropy": "base.batch", "Tree": "base.tree", "Groups": "base.tree", "sgd": "core.local_loop",
-    "Auxiliary": "core.auxiliary",
+    "Auxiliary": "core.auxiliary", "Optimiser": "core.optimiser", "Schedule": "core.schedule",
 }  # fmt: skip
 _MODULES = {"registries": "registries", "tree": "base.tree", "seeds": "base.seeds", "progress": "base.progress",
             "reducers": "core.reducers", "optimisers": "core.optimisers"}  # fmt: skip
 
 __all__ = [
     "About", "Architecture", "Auxiliary", "Batch", "ClientContext", "ClientError", "Dataset", "Draws", "Groups",
-    "InputError", "Measure", "Method", "Model", "Observer", "Outcome", "Output", "Processor", "Samples",
-    "ServerContext", "SlotError", "Source", "Split", "Term", "Transform", "Tree", "Wrapper", "__version__", "compare",
-    "cross_entropy", "extend", "helper", "load", "normalise", "open", "optimisers", "param", "progress", "reducers",
-    "registries", "resume", "run", "seeds", "sgd", "split_head", "tree",
+    "InputError", "Measure", "Method", "Model", "Observer", "Optimiser", "Outcome", "Output", "Processor", "Samples",
+    "Schedule", "ServerContext", "SlotError", "Source", "Split", "Term", "Transform", "Tree", "Wrapper", "__version__",
+    "compare", "cross_entropy", "extend", "helper", "load", "normalise", "open", "optimisers", "param", "progress",
+    "reducers", "registries", "resume", "run", "seeds", "sgd", "split_head", "tree",
 ]  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from unskew.core.division import divisions
 from unskew.core.method import methods
+from unskew.core.optimiser import optimisers
 from unskew.core.schedule import schedules
 from unskew.core.term import terms
 from unskew.data.partition.splits import splits
@@ -11,5 +12,5 @@ from unskew.measures.base import measures
 from unskew.models.base import architectures
 from unskew.wire.base import processors
 
-__all__ = ["architectures", "divisions", "measures", "methods", "processors", "schedules", "sources", "splits",
-           "terms", "transforms"]  # fmt: skip
+__all__ = ["architectures", "divisions", "measures", "methods", "optimisers", "processors", "schedules", "sources",
+           "splits", "terms", "transforms"]  # fmt: skip

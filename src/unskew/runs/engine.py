@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from unskew.base import storage, tree, user_code
 from unskew.base.errors import InputError, SlotError, let_pass
@@ -262,7 +262,8 @@ def _give(config: Run, model: Architecture | None, init: Weights | None, folder:
     for key, what in (("model", model), ("init", init)):
         if what is None:
             continue
-        given = replace(config, **{key: what})
+        changed: dict[str, Any] = {key: what}
+        given = replace(config, **changed)
         if given.hash != config.hash:
             raise InputError(
                 f"{folder.path} was begun with the {key} {getattr(config, key) or 'of its seed'}, got {what}; hand "
