@@ -62,6 +62,8 @@ class Method(Component):
     """Whether clients train a model by a loss that terms can join."""
     ignores: ClassVar[tuple[str, ...]] = ()
     """Settings of a run that mean nothing to it (`local.lr`): a run that sets one says so."""
+    gives_logits: ClassVar[bool] = True
+    """Whether the softmax of what `predict` gives are probabilities; AUC and calibration error need them."""
 
     def __init_subclass__(cls) -> None:
         """Refuses public names that are no slot, declaration, option or declared helper."""

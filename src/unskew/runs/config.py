@@ -110,6 +110,8 @@ class Run(Component):
             del table["stragglers"], table["straggler_online"]
         if not self.wire:
             del table["wire"]
+        if not self.evaluation.figures:
+            table["evaluation"] = {key: value for key, value in table["evaluation"].items() if key != "figures"}
         if table["local"]["schedule"] == {"name": "constant"}:
             table["local"] = {key: value for key, value in table["local"].items() if key != "schedule"}
         if table["data"].get("normalisation") == "usual":
@@ -417,7 +419,8 @@ FLAGS = {
     "augment": "augment", "buffers": "local.buffers", "dropout": "dropout", "stragglers": "stragglers",
     "straggler_online": "straggler_online", "seed": "seed", "split_seed": "split_seed",
     "eval_every": "evaluation.every", "clients_every": "evaluation.clients_every",
-    "local_test": "evaluation.local_test", "validation": "evaluation.validation", "executor": "execution.executor",
+    "local_test": "evaluation.local_test", "validation": "evaluation.validation", "figures": "evaluation.figures",
+    "executor": "execution.executor",
     "workers": "execution.workers", "retries": "execution.retries", "address": "execution.address",
     "gpus": "execution.gpus", "checkpoint_every": "execution.checkpoint_every",
     "chunk": "execution.chunk", "compile": "execution.compile", "memory_format": "execution.memory_format",

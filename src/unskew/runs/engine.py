@@ -27,6 +27,7 @@ from unskew.core.round_loop import Round, find_failure, rounds
 from unskew.core.task import Task
 from unskew.data.dataset import Dataset
 from unskew.data.files.download import Progress
+from unskew.measures.classification import Confusion, Tally, Tested
 from unskew.measures.recorder import Recorder
 from unskew.models.base import Architecture, Model
 from unskew.runs import checkpoint, rules
@@ -36,6 +37,7 @@ from unskew.runs.client_store import SavedStates, StateStore
 from unskew.runs.config import RECORDED, CodeChange, Run
 from unskew.runs.evaluation import evaluate_clients, evaluate_global
 from unskew.runs.folder import Row, RunFolder
+from unskew.runs.last_test import FIGURES, arrange_tests, read_confusion, write_tests
 from unskew.runs.models import Models, find_unused
 from unskew.runs.state_file import NAME, SERVER_NAME
 from unskew.runs.summary import check_summary, read_finished, summarise
@@ -59,6 +61,7 @@ class Result:
     """The global model as anyone may have it: groups `model` and `buffers`."""
     folder: Path | None
     _models: Models = field(repr=False)
+    _tested: dict[str, Tested] = field(repr=False, default_factory=dict)
 
     @property
     def accuracy(self) -> float:
@@ -69,6 +72,18 @@ class Result:
     def diverged(self) -> bool:
         """Whether the run met numbers that are not finite; `summary["diverged_in"]` is the first such round."""
         return bool(self.summary["diverged"])
+
+    def confusion(self, personal: bool = False) -> Confusion:
+        """How many samples of each class were taken for each, in the last test; of the models that `accuracy` is of.
+
+        `personal`: of the clients' own models, pooled, where they have some beside the global one.
+        """
+        key = "personal_figures" if personal else "figures"
+        if key in self._tested:
+            return self._tested[key].confusion
+        if self.folder is None:
+            raise InputError(f"{self.run.method.name} has no personal models beside this; leave personal out")
+        return read_confusion(self.folder, personal)
 
     def model(self) -> Model:
         """The final global model, ready to use; refused where every client has a model of its own."""
@@ -293,6 +308,8 @@ class _Loop:
         """Whether the code changed and run.toml does not say so yet."""
         self.whole = Round(0, {}, {})
         """The newest round whose row is written."""
+        self.tested: dict[str, Tested] | None = None
+        """What the last test came to beyond accuracy: of the global model, and of the clients' own."""
 
     def run(self, server: Groups | None = None) -> Result:
         """Runs all rounds; `server` is the initial state, made here if it is not given and there is no checkpoint."""
@@ -301,7 +318,7 @@ class _Loop:
             executor = self._make_executor(self.config, self.task)
             try:
                 with open_part(self.task.profile, "rest"):
-                    result = self._finish(self._run_rounds(executor, server))
+                    result = self._finish(self._run_rounds(executor, server), executor)
             except SlotError as error:
                 error.folder = str(self.folder.path) if self.folder else ""
                 raise
@@ -481,16 +498,29 @@ class _Loop:
         known = None
         # with pool_test the test samples are training samples of the clients, so only their held-out ones can test
         tests_global = method.output != "personal" and not self.config.pool_test
+        tallies: dict[str, Tally] = {}
         if tests_global and (final or number % wanted.every == 0):
-            figures, known = evaluate_global(self.task, executor, done.server, number)
+            if final or wanted.figures:
+                tallies["figures"] = self._make_tally()
+            figures, known = evaluate_global(self.task, executor, done.server, number, tally=tallies.get("figures"))
             if self.task.federation.dataset.validation is not None:
                 validated, _ = evaluate_global(self.task, executor, done.server, number, "validate")
                 figures["validation"] = validated["accuracy"]
         often = wanted.clients_every or (0 if tests_global and method.output in ("global", "tuned") else wanted.every)
         if wanted.local_test != "none" and (final or (often and number % often == 0)):
+            if (final or wanted.figures) and not (tests_global and method.output == "global"):
+                tallies["personal_figures"] = self._make_tally()
             arguments = (self.task, executor, self.store, done.server, number, wanted.max_clients, known)
-            figures["personal"], client_rows = evaluate_clients(*arguments)
+            figures["personal"], client_rows = evaluate_clients(*arguments, tally=tallies.get("personal_figures"))
+        tested = {key: tally.close() for key, tally in tallies.items() if not tally.is_empty}
+        if wanted.figures:
+            figures |= {key: own.figures for key, own in tested.items()}
+        if final:
+            self.tested = tested
         return figures, client_rows
+
+    def _make_tally(self) -> Tally:
+        return Tally(self.task.federation.dataset.classes, self.task.method.gives_logits)
 
     def _due(self, number: int) -> bool:
         """Whether it is time for a checkpoint."""
@@ -518,7 +548,7 @@ class _Loop:
             ) from None
         self.saved = current.number
 
-    def _finish(self, server: Groups) -> Result:
+    def _finish(self, server: Groups, executor: Executor) -> Result:
         rows, last = list(self.rows.values()), max(self.rows)
         with naming(last, "a measure"):
             measured = self.recorder.summary(rows)
@@ -527,13 +557,26 @@ class _Loop:
         published: Groups = ask_server(self.task, "publish", s, server)
         if unused := find_unused(self.task, server):
             summary["unused_parameters"] = unused
+        tested: dict[str, Tested] = {}
         if self.folder and self.folder.finished:
-            summary |= {key: value for key, value in self.folder.summary().items() if key == "files"}
-        elif self.folder:
-            self._write(summary, published, unused)
+            written = self.folder.summary()
+            summary |= {key: written[key] for key in (*FIGURES, "files") if key in written}
+        else:
+            tested = arrange_tests(self._find_tests(executor))
+            summary |= {key: own.figures for key, own in tested.items()}
+            if self.folder:
+                write_tests(self.folder, tested)
+                self._write(summary, published, unused)
         path = self.folder.place if self.folder else None
         models = Models(self.config, self._task_afterwards(), self._states_afterwards(NAME), server, published, last)
-        return Result(self.config, summary, rows, server, published, path, models)
+        return Result(self.config, summary, rows, server, published, path, models, tested)
+
+    def _find_tests(self, executor: Executor) -> dict[str, Tested]:
+        """What the last test came to; made again where the run ended between its last row and its summary."""
+        if self.tested is None:
+            self._evaluate(replace(self.whole, failed=self.whole.record.get("stopped", "")), executor)
+        assert self.tested is not None
+        return self.tested
 
     def _write(self, summary: Row, published: Groups, unused: list[str]) -> None:
         assert self.folder is not None
