@@ -9,7 +9,8 @@ from unskew.data.sources.base import sources
 from unskew.data.transforms import transforms
 from unskew.measures.base import measures
 from unskew.models.base import architectures
+from unskew.runs.tracking.base import trackers
 from unskew.wire.base import processors
 
 __all__ = ["architectures", "divisions", "measures", "methods", "processors", "schedules", "sources", "splits",
-           "terms", "transforms"]  # fmt: skip
+           "terms", "trackers", "transforms"]  # fmt: skip

@@ -1,5 +1,6 @@
 """Figures beyond accuracy against scikit-learn's, and those that it does not have by hand."""
 
+import itertools
 import warnings
 
 import numpy as np
@@ -85,7 +86,7 @@ def test_calibration_error_bin_by_bin():
     y, scores = CASES["ten classes"]
     sure, predicted = scores.double().softmax(1).max(1)
     edges, error = np.linspace(0, 1, 16), 0.0
-    for low, high in zip(edges[:-1], edges[1:], strict=True):
+    for low, high in itertools.pairwise(edges):
         inside = (sure > low) & (sure <= high)
         if inside.any():
             gap = (predicted[inside] == y[inside]).double().mean() - sure[inside].mean()

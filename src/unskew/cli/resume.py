@@ -13,6 +13,7 @@ from unskew.cli.output import DIVERGED, note, show_result
 from unskew.cli.progress import RoundProgress
 from unskew.cli.shared_flags import DataDir, Json, Quiet
 from unskew.runs import engine
+from unskew.runs.config import read_trackers
 from unskew.runs.folder import EditedRun, Row, RunFolder
 from unskew.runs.summary import check_summary, read_finished
 
@@ -21,6 +22,9 @@ def resume(
     path: Annotated[Path, typer.Argument(metavar="RUN", help="the run's folder")],
     data_dir: DataDir = None,
     executor: Annotated[str | None, typer.Option(help="another executor than the run began with")] = None,
+    track: Annotated[
+        list[str] | None, typer.Option(help="other trackers than the run began with; empty text: none")
+    ] = None,
     accept_changed_code: Annotated[
         bool, typer.Option("--accept-changed-code", help="go on although your own code changed, and record it")
     ] = False,
@@ -35,7 +39,12 @@ def resume(
     signals.explain_run(path)
     with RoundProgress(str(config.method), config.rounds, quiet) as progress:
         result = engine.resume(
-            path, data_dir=data_dir, watch=progress, executor=executor, accept_changed_code=accept_changed_code
+            path,
+            data_dir=data_dir,
+            watch=progress,
+            executor=executor,
+            accept_changed_code=accept_changed_code,
+            track=read_trackers(",".join(track)) if track else None,
         )
     _show(result.summary, path, as_json)
 

@@ -20,7 +20,7 @@ from unskew.runs.arguments import spell_flag
 from unskew.runs.config import FLAGS, SECTIONS, Run, load_plugins, override, read_assignment, read_file
 
 _KINDS: dict[str, type] = {"int": int, "float": float, "int | none": int, "bool": bool}
-LISTS = ("measure", "wire")
+LISTS = ("measure", "wire", "track")
 """Flags that name several things: given twice, they name all of them."""
 _METAVARS = {int: "INTEGER", float: "FLOAT", str: "TEXT", bool: "true|false"}
 

@@ -37,6 +37,8 @@ from unskew.measures.base import Measure, build_all
 from unskew.models.base import Architecture, architectures, build
 from unskew.runs import rules
 from unskew.runs.sections import SMALLEST, Evaluation, Execution, Local, section
+from unskew.runs.tracking import trackers
+from unskew.runs.tracking.base import Tracker
 from unskew.wire.base import Processor, processors
 
 if sys.version_info >= (3, 11):
@@ -87,6 +89,9 @@ class Run(Component):
     wire: tuple[Processor, ...] = param(
         default=(), doc="what happens to replies on their way, such as clip(norm=1.0),quantise(bits=8) (see `wire`)"
     )
+    track: tuple[Tracker, ...] = param(
+        default=(), doc="where to show the run's curves: tensorboard:DIR, mlflow:DIR-or-URI, wandb:PROJECT"
+    )
     plugins: tuple[str, ...] = param(default=(), doc="Python files or modules to import first, for what they register")
     code: dict[str, str] = param(default={}, doc="hashes of the user's code that the run uses; found, never believed")
     code_changes: tuple[CodeChange, ...] = param(default=(), doc="where the run went on with changed code")
@@ -105,7 +110,7 @@ class Run(Component):
         table["code"] = [sorted(code.values()) for code in (*(change["code"] for change in changes), self.code)]
         if not any(table["code"]):
             del table["code"]
-        del table["measure"]  # measuring changes no result
+        del table["measure"], table["track"]  # looking on changes no result
         if not self.stragglers:  # off: the same run as before this option existed
             del table["stragglers"], table["straggler_online"]
         if not self.wire:
@@ -154,6 +159,8 @@ class Run(Component):
             )
         self.execution.check()
         self.local.check()
+        for tracker in self.track:
+            tracker.check()
         self._warn_idle()
         clients = self.clients or self.split.fixed_clients(data) or 20
         model = self.model or default_model(data.shape)
@@ -277,6 +284,8 @@ def from_table(table: Mapping[str, Any], *, fresh: bool = True) -> Run:
             values[key] = read_measures(value)
         elif key == "wire":
             values[key] = read_processors(value)
+        elif key == "track":
+            values[key] = read_trackers(value)
         elif key in registries:
             if not isinstance(value, (str, Mapping, Component)):
                 raise InputError(
@@ -321,6 +330,15 @@ def read_measures(value: Any) -> tuple[Measure, ...]:
 def read_processors(value: Any) -> tuple[Processor, ...]:
     """Wire processors from text such as `clip(norm=1.0),quantise(bits=8)`, or a list of texts and tables."""
     return tuple(processors.build(spec) for spec in _read_list("wire", "clip,quantise(bits=8)", value))
+
+
+def read_trackers(value: Any) -> tuple[Tracker, ...]:
+    """Trackers from text such as `tensorboard:runs/tb,wandb:mine`, or a list of texts and tables."""
+    built = tuple(trackers.build(spec) for spec in _read_list("track", "tensorboard:runs/tb", value))
+    names = [str(tracker) for tracker in built]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise InputError(f"track: {twice} is named twice; name it once")
+    return built
 
 
 def _read_list(key: str, example: str, value: Any) -> list[Any]:
@@ -425,6 +443,6 @@ FLAGS = {
     "gpus": "execution.gpus", "checkpoint_every": "execution.checkpoint_every",
     "chunk": "execution.chunk", "compile": "execution.compile", "memory_format": "execution.memory_format",
     "device": "execution.device", "precision": "execution.precision", "measure": "measure",
-    "wire": "wire",
+    "wire": "wire", "track": "track",
 }  # fmt: skip
 """The short names of options, on the command line and in Python; every other one is set by its path."""

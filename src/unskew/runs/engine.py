@@ -6,7 +6,7 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -41,6 +41,9 @@ from unskew.runs.last_test import FIGURES, arrange_tests, read_confusion, write_
 from unskew.runs.models import Models, find_unused
 from unskew.runs.state_file import NAME, SERVER_NAME
 from unskew.runs.summary import check_summary, read_finished, summarise
+from unskew.runs.tracked import describe
+from unskew.runs.tracking.base import Tracker
+from unskew.runs.tracking.keeping import Tracking
 
 MakeExecutor = Callable[[Run, Task], Executor]
 """Makes who does the clients' work."""
@@ -147,11 +150,12 @@ def resume(
     model: Architecture | None = None,
     accept_changed_code: bool = False,
     known: Run | None = None,
+    track: Sequence[Tracker] | None = None,
 ) -> Result:
     """Continues an interrupted run bit for bit from its newest whole checkpoint.
 
     If the user's code changed it refuses, or goes on and records it (`accept_changed_code`). `known`: the run, if the
-    caller has it already.
+    caller has it already. `track`: other trackers than the run has been shown to.
     """
     folder, config = RunFolder.open(Path(path), known, accept_changed_code)
     if folder.finished:
@@ -160,6 +164,8 @@ def resume(
         config = _give_model(config, model, folder)
     if executor is not None:
         config = _change_executor(config, executor, folder)
+    if track is not None:
+        config = replace(config, track=tuple(track))
     config = _compare_code(config, known.code if known else config.find_code(), folder, accept_changed_code)
     with prepare_process(config.execution.threads), folder.lock():
         has_split = folder.split.exists()
@@ -308,6 +314,7 @@ class _Loop:
         """Whether the code changed and run.toml does not say so yet."""
         self.whole = Round(0, {}, {})
         """The newest round whose row is written."""
+        self.tracking = Tracking(config.track, describe(config, folder.place if folder else None))
         self.tested: dict[str, Tested] | None = None
         """What the last test came to beyond accuracy: of the global model, and of the clients' own."""
 
@@ -324,6 +331,7 @@ class _Loop:
                 raise
             finally:
                 executor.close()
+                self.tracking.close()
                 self._say_unrecorded(loaded)
                 if self.folder or result is None:  # else the result's client_model still asks for the states
                     self.store.close()
@@ -389,8 +397,10 @@ class _Loop:
             self._check_shapes(found)
             log.info("resuming after round %d", found.round)
             self._go_on_from(found.round)
+            self.tracking.begin(self.rows)
             return found.server, found.round
         self._go_on_from(0)
+        self.tracking.begin({})
         server = server if server is not None else _make_server(self.config, self.task)
         self._record(Round(0, server, {"round": 0}), executor)
         return server, 0
@@ -451,12 +461,14 @@ class _Loop:
             with naming(done.number, "a measure"):
                 self.recorder.record(done, self.rows)
         self._warn(row, done)
+        again = _same(self.known.get(done.number), row)
         if self.folder:
-            if not _same(self.known.get(done.number), row):
+            if not again:
                 self.folder.append("rounds.jsonl", [row])
             fresh = [r for r in (*done.clients, *client_rows) if not _same(self.known_clients.get(_key(r)), r)]
             self.folder.append("clients.jsonl", fresh)
         self.rows[done.number], self.whole = row, done
+        self.tracking.round(row, again)
         with naming(done.number, "an observer"):
             for observer in self.task.observers:
                 show_row(observer, row)
@@ -567,6 +579,7 @@ class _Loop:
             if self.folder:
                 write_tests(self.folder, tested)
                 self._write(summary, published, unused)
+        self.tracking.end(summary)
         path = self.folder.place if self.folder else None
         models = Models(self.config, self._task_afterwards(), self._states_afterwards(NAME), server, published, last)
         return Result(self.config, summary, rows, server, published, path, models, tested)
