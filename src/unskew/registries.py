@@ -10,7 +10,8 @@ from unskew.data.sources.base import sources
 from unskew.data.transforms import transforms
 from unskew.measures.base import measures
 from unskew.models.base import architectures
+from unskew.runs.tracking.base import trackers
 from unskew.wire.base import processors
 
 __all__ = ["architectures", "divisions", "measures", "methods", "optimisers", "processors", "schedules", "sources",
-           "splits", "terms", "transforms"]  # fmt: skip
+           "splits", "terms", "trackers", "transforms"]  # fmt: skip

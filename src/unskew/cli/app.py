@@ -42,6 +42,10 @@ COMMANDS = {
     ),
     "predict": ("use.predict", "Predicts with a run's model, or a client's own, and tells the accuracy."),
     "export": ("use.export", "Writes a run's model, or a client's own, as a file for other programs."),
+    "track": (
+        "track.track",
+        "Shows runs in trackers, finished ones or as far as they came; what was shown before is not shown again.",
+    ),
     "split": (
         "split.split",
         "Shows and saves a partition: counts per client and class, how skewed it is, a picture.",

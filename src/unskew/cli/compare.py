@@ -21,6 +21,8 @@ from unskew.cli.shared_flags import CellsOn, DataDir, Json, Quiet
 from unskew.data.dataset import Dataset
 from unskew.data.partition.skew import choose_clients, label_counts
 from unskew.data.sources import load
+from unskew.measures.classification import NAMES
+from unskew.report.comparison import read_columns
 from unskew.report.comparison import table as comparison_table
 from unskew.report.curves import Curves, collect_panels, highlight, plot_measures, plot_panels
 from unskew.report.files import check_place, put_in_place, writing_place
@@ -56,6 +58,9 @@ def compare(
         ),
     ] = None,
     metric: Annotated[Metric, typer.Option(help="which figure of the accuracy curve to compare")] = "last",
+    columns: Annotated[
+        str, typer.Option(help=f"more columns, of the last test: {', '.join(NAMES)}; several with commas, or all")
+    ] = "",
     form: Annotated[Format | None, typer.Option("--format", help="print the table in this form")] = None,
     cells_on: CellsOn = None,
     data_dir: DataDir = None,
@@ -66,7 +71,7 @@ def compare(
     base = to_run(config)
     elsewhere = read_cells_on(cells_on, quiet)
     wanted = read_methods(methods)
-    numbers = read_seeds(seeds)
+    numbers, more = read_seeds(seeds), read_columns(columns)
     if out is not None:
         check_place(out)
     data = load(base.data, data_dir, DownloadProgress())
@@ -86,7 +91,7 @@ def compare(
     reused = sum(cell.reused for cell in cells)
     if reused and not quiet:
         note(f"{reused} of {len(cells)} runs were finished already and were not run again")
-    result = comparison_table(cells, make_title(shown, len(numbers)), metric, wanted.notes)
+    result = comparison_table(cells, make_title(shown, len(numbers)), metric, wanted.notes, more)
     with writing_place(out) as made:
         for kind, suffix in SUFFIX.items():
             (made / f"table.{suffix}").write_text(render(result, kind), encoding="utf-8")

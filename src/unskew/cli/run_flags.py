@@ -20,7 +20,7 @@ from unskew.runs.arguments import spell_flag
 from unskew.runs.config import FLAGS, SECTIONS, Run, load_plugins, override, read_assignment, read_file
 
 _KINDS: dict[str, type] = {"int": int, "float": float, "int | none": int, "float | none": float, "bool": bool}
-LISTS = ("measure", "wire", "init_only", "freeze")
+LISTS = ("measure", "wire", "track", "init_only", "freeze")
 """Flags that name several things: given twice, they name all of them."""
 TEXTS = ("lr",)
 """Flags whose number may be written with more: a rate with its schedule."""

@@ -65,6 +65,8 @@ class Method(Component):
     refuses: ClassVar[Mapping[str, str]] = {}
     """Settings that its mathematics does not allow (`local.optimiser`), each with the reason: a run that sets one is
     refused."""
+    gives_logits: ClassVar[bool] = True
+    """Whether the softmax of what `predict` gives are probabilities; AUC and calibration error need them."""
 
     def __init_subclass__(cls) -> None:
         """Refuses public names that are no slot, declaration, option or declared helper."""

@@ -30,6 +30,7 @@ from unskew.runs.arguments import (
     refuse,
     to_run,
 )
+from unskew.runs.config import read_trackers
 from unskew.runs.field import drop_misfits
 from unskew.runs.saved import SavedRun
 from unskew.runs.weights import read_weights
@@ -72,11 +73,13 @@ def resume(
     data_dir: str | Path | None = None,
     watch: engine.Watch | None = None,
     executor: str | None = None,
+    track: Any = None,
     accept_changed_code: bool = False,
 ) -> engine.Result:
     """Continues an interrupted run; hand over data, model and init again if they were Python objects.
 
     `executor` may be another one that gives the same bits: "pool" for a run begun with "serial", or the reverse.
+    `track` names other trackers than the run began with (`[]`: none).
 
     If your own code changed since the run was begun it refuses, or with `accept_changed_code` goes on and records it.
     """
@@ -88,6 +91,7 @@ def resume(
         return engine.resume(
             place, data_dir=files, dataset=dataset, watch=watcher, model=architecture, init=read_weights(init),
             executor=read_executor(executor), accept_changed_code=accept,
+            track=None if track is None else read_trackers(track),
         )  # fmt: skip
 
 

@@ -107,6 +107,7 @@ class _Cells:
         execution = rules.change(chosen, executor="serial", workers=0, address="", gpus=0.0)
         same = chosen.executor in ("pool", "ray", "auto")
         run = replace(place.run, execution=execution) if same else place.run
+        run = replace(run, track=())  # trackers are shown the cell when it is here
         options = {"num_cpus": 1, "scheduling_strategy": "SPREAD", "max_concurrency": 2}  # to play and to be looked at
         given = run, *self._send(place.data), read_files(place.path)
         with sent_by_value(self._ray):

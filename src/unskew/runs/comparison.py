@@ -19,6 +19,7 @@ from unskew.runs import building, engine
 from unskew.runs.config import Run, read_file
 from unskew.runs.folder import Row, RunFolder
 from unskew.runs.summary import read_finished
+from unskew.runs.tracked import show_saved
 
 log = logging.getLogger(__name__)
 Metric = Literal["last", "last_k", "last_10_percent", "best_on_validation", "best_on_test"]
@@ -117,8 +118,9 @@ def run_cell(run: Run, path: Path, data: Dataset, watch: engine.Watch | None) ->
     if reused:
         _check_run(run, path)
         _check_data(run, folder, building.prepare_data(run, dataset=data))
+        show_saved(folder, str(run.method), run.track)
     elif begun:
-        engine.resume(path, dataset=data, watch=watch, known=run)
+        engine.resume(path, dataset=data, watch=watch, known=run, track=run.track or None)
     else:
         folder.check_free()  # before anything takes time
         engine.start(building.prepare_resolved(run, building.prepare_data(run, dataset=data)), path, watch=watch)

@@ -37,6 +37,8 @@ from unskew.measures.base import Measure, build_all
 from unskew.models.base import Architecture, architectures, build
 from unskew.runs import rules
 from unskew.runs.sections import SMALLEST, Evaluation, Execution, Local, section
+from unskew.runs.tracking import trackers
+from unskew.runs.tracking.base import Tracker
 from unskew.runs.weights import Weights, read_patterns, read_weights
 from unskew.wire.base import Processor, processors
 
@@ -104,6 +106,9 @@ class Run(Component):
     init: Weights | None = param(default=None, doc="a .safetensors file of weights to start from")
     init_only: tuple[str, ...] = param(default=(), doc="which of them, such as body.*; default: all")
     freeze: tuple[str, ...] = param(default=(), doc="parameters that stay as they are, such as body.*")
+    track: tuple[Tracker, ...] = param(
+        default=(), doc="where to show the run's curves: tensorboard:DIR, mlflow:DIR-or-URI, wandb:PROJECT"
+    )
     plugins: tuple[str, ...] = param(default=(), doc="Python files or modules to import first, for what they register")
     code: dict[str, str] = param(default={}, doc="hashes of the user's code that the run uses; found, never believed")
     code_changes: tuple[CodeChange, ...] = param(default=(), doc="where the run went on with changed code")
@@ -125,7 +130,7 @@ class Run(Component):
         table["code"] = [sorted(code.values()) for code in (*(change["code"] for change in changes), self.code)]
         if not any(table["code"]):
             del table["code"]
-        del table["measure"]  # measuring changes no result
+        del table["measure"], table["track"]  # looking on changes no result
         if not self.stragglers:  # off: the same run as before this option existed
             del table["stragglers"], table["straggler_online"]
         for key in ("wire", "init_only", "freeze"):
@@ -133,6 +138,8 @@ class Run(Component):
                 del table[key]
         if "init" in table:
             table["init"] = table["init"]["digest"]  # where the file lies is not what it holds
+        if not self.evaluation.figures:
+            table["evaluation"] = {key: value for key, value in table["evaluation"].items() if key != "figures"}
         local = table["local"]
         table["local"] = {key: value for key, value in local.items() if LATER_OPTIONS.get(key, ()) != value}
         if table["data"].get("normalisation") == "usual":
@@ -178,6 +185,8 @@ class Run(Component):
             raise InputError("init_only (--init-only) says which of the weights of init are taken; give --init, too")
         self.execution.check()
         self.local.check(self.rounds)
+        for tracker in self.track:
+            tracker.check()
         self._warn_idle()
         clients = self.clients or self.split.fixed_clients(data) or 20
         model = self.model or default_model(data.shape)
@@ -317,6 +326,8 @@ def from_table(table: Mapping[str, Any], *, fresh: bool = True) -> Run:
             values[key] = read_weights(value)
         elif key in ("init_only", "freeze"):
             values[key] = read_patterns(key, value)
+        elif key == "track":
+            values[key] = read_trackers(value)
         elif key in registries:
             if not isinstance(value, (str, Mapping, Component)):
                 raise InputError(
@@ -361,6 +372,15 @@ def read_measures(value: Any) -> tuple[Measure, ...]:
 def read_processors(value: Any) -> tuple[Processor, ...]:
     """Wire processors from text such as `clip(norm=1.0),quantise(bits=8)`, or a list of texts and tables."""
     return tuple(processors.build(spec) for spec in _read_list("wire", "clip,quantise(bits=8)", value))
+
+
+def read_trackers(value: Any) -> tuple[Tracker, ...]:
+    """Trackers from text such as `tensorboard:runs/tb,wandb:mine`, or a list of texts and tables."""
+    built = tuple(trackers.build(spec) for spec in _read_list("track", "tensorboard:runs/tb", value))
+    names = [str(tracker) for tracker in built]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise InputError(f"track: {twice} is named twice; name it once")
+    return built
 
 
 def _read_list(key: str, example: str, value: Any) -> list[Any]:
@@ -475,11 +495,12 @@ FLAGS = {
     "augment": "augment", "buffers": "local.buffers", "dropout": "dropout", "stragglers": "stragglers",
     "straggler_online": "straggler_online", "seed": "seed", "split_seed": "split_seed",
     "eval_every": "evaluation.every", "clients_every": "evaluation.clients_every",
-    "local_test": "evaluation.local_test", "validation": "evaluation.validation", "executor": "execution.executor",
+    "local_test": "evaluation.local_test", "validation": "evaluation.validation", "figures": "evaluation.figures",
+    "executor": "execution.executor",
     "workers": "execution.workers", "retries": "execution.retries", "address": "execution.address",
     "gpus": "execution.gpus", "checkpoint_every": "execution.checkpoint_every",
     "chunk": "execution.chunk", "compile": "execution.compile", "memory_format": "execution.memory_format",
     "device": "execution.device", "precision": "execution.precision", "measure": "measure",
-    "wire": "wire", "init": "init", "init_only": "init_only", "freeze": "freeze",
+    "wire": "wire", "track": "track", "init": "init", "init_only": "init_only", "freeze": "freeze",
 }  # fmt: skip
 """The short names of options, on the command line and in Python; every other one is set by its path."""

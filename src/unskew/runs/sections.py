@@ -135,6 +135,9 @@ class Evaluation(Component):
     )
     last_k: int = param(default=10, ge=1, doc="tested rounds in the figure 'mean of the last k'")
     batch: int = param(default=1000, ge=1, doc="samples in a test batch")
+    figures: bool = param(
+        default=False, doc="record macro F1, balanced accuracy, AUC and calibration error of every test"
+    )
 
 
 @section
