@@ -179,7 +179,7 @@ def test_a_run_without_a_checkpoint_or_that_diverged(tmp_path, own_names):
     register("methods", "bursts", unskew.Method, update=update)
     with pytest.raises(KeyboardInterrupt):
         unskew.run(**SMALL, out=tmp_path / "begun", watch=lambda row: (_ for _ in ()).throw(KeyboardInterrupt))
-    with pytest.raises(InputError, match=r"holds no checkpoint yet, .*run.toml --rounds 4' runs all of it"):
+    with pytest.raises(InputError, match=r"holds no checkpoint, .*run.toml --rounds 4' runs all of it"):
         unskew.extend(tmp_path / "begun", 4)
     unskew.run(**{**SMALL, "method": "bursts", "rounds": 4}, out=tmp_path / "diverged")
     assert unskew.open(tmp_path / "diverged").summary["stopped"]

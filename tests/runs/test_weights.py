@@ -131,6 +131,13 @@ def test_refusals(case, place):
     assert line in str(error.value) and "\n" not in str(error.value)
 
 
+def test_a_comparison_looks_at_every_network_before_its_first_cell(place, tmp_path):
+    options = {key: value for key, value in SMALL.items() if key != "method"}
+    with pytest.raises(InputError, match=r"lacks head.scale .*take the part that fits with --init-only"):
+        unskew.compare("fedavg,fedetf", seeds=1, init=place / "plain.safetensors", out=tmp_path / "all", **options)
+    assert not (tmp_path / "all").exists()
+
+
 def test_options_that_are_not_set_change_no_hash():
     plain = from_table({"rounds": 3})
     assert plain.hash == from_table({"rounds": 3, "init": "", "init_only": [], "freeze": []}).hash

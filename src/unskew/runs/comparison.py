@@ -78,6 +78,8 @@ def compare(
     for run in wanted:  # every cell is checked before the first is run
         building.check_method(run)
     runs = [run.resolve(building.prepare_data(run, dataset=loaded)) for run in wanted]
+    for run in runs if base.init is not None or base.freeze else ():
+        building.build_model(run, loaded)  # a method's network may not fit to the weights
     cells: list[CellResult] = []
     out = out.absolute()  # a slot may change the current folder
     places = [Place(run, loaded, out / "runs" / f"{run.method.name}-seed{run.seed}-{run.hash}") for run in runs]

@@ -196,6 +196,9 @@ def extend(
     The result is that of so many rounds from the start, bit for bit, unless something depends on their number: then a
     line says so, and it is another run by its hash. `announce` is called with folder and run before the first round.
     """
+    new = RunFolder(Path(out)) if out is not None else None
+    if new is not None:
+        new.check_free()  # before anything takes time
     folder, config = RunFolder.open(Path(path), accept=accept_changed_code)
     begun = _reopen(folder, config, model, init, executor)
     config = _compare_code(begun, begun.find_code(), folder, accept_changed_code)
@@ -210,7 +213,7 @@ def extend(
             found = checkpoint.load_newest(folder.checkpoints, short, max(folder.rounds(), default=0))
             made = extending.describe(begun, rounds, found, folder.path)
             begun, config = (extending.lengthen(each, rounds, made) for each in (begun, config))
-            new = RunFolder(Path(out) if out is not None else extending.choose_place(folder.path, short.run, config))
+            new = new or RunFolder(extending.choose_place(folder.path, made["run"], config))
             extending.take_over(folder, found, new, begun, replace(short, run=begun.hash))
         if announce is not None:
             announce(new.path, config)

@@ -20,8 +20,9 @@ from unskew.runs.evaluation import find_due
 from unskew.runs.folder import Row, RunFolder
 
 log = logging.getLogger(__name__)
-TESTED = ("accuracy", "loss", "class_accuracy", "validation")
-"""What a test of the global model adds to a round's row."""
+OF_GLOBAL = frozenset({"accuracy", "loss", "class_accuracy", "validation", "figures"})
+OF_CLIENTS = frozenset({"personal", "personal_figures"})
+"""What tests add to a round's row."""
 _AT_ONCE = 10_000
 """Rows about clients that are copied at a time; there may be millions."""
 
@@ -54,7 +55,7 @@ def describe(config: Run, rounds: int, found: checkpoint.Checkpoint | None, path
     """The record of an extension from a checkpoint; says if the rounds so far are not those of a run of that length."""
     if found is None:
         raise InputError(
-            f"{path} holds no checkpoint yet, so there is nothing to continue; "
+            f"{path} holds no checkpoint, so there is nothing to continue; "
             f"'unskew run {path / 'run.toml'} --rounds {rounds}' runs all of it"
         )
     reason = _find_reason(config)
@@ -83,8 +84,8 @@ def _find_reason(config: Run) -> str:
 
 def choose_place(old: Path, run: str, longer: Run) -> Path:
     """The new folder beside the old one, whose hash it replaces in the name, where that has one."""
-    name = old.absolute().name
-    return old.absolute().with_name(name.replace(run, longer.hash) if run in name else longer.title)
+    old = old if old.name not in ("", "..") else old.resolve()
+    return old.with_name(old.name.replace(run, longer.hash) if run in old.name else longer.title)
 
 
 def take_over(
@@ -125,7 +126,7 @@ def _copy_rows(old: RunFolder, new: RunFolder, run: Run) -> None:
     rows = [row for number, row in sorted(old.rounds().items()) if number <= after]
     if after == made["rounds"] and not rows[-1].get("diverged"):  # else its tests say why it is
         keeps_global, keeps_clients = find_due(run, after, final=False)
-        gone = {*(() if keeps_global else TESTED), *(() if keeps_clients else ("personal",))}
+        gone = (frozenset() if keeps_global else OF_GLOBAL) | (frozenset() if keeps_clients else OF_CLIENTS)
         rows[-1] = {key: value for key, value in rows[-1].items() if key not in gone}
     new.append("rounds.jsonl", rows)
 
