@@ -6,11 +6,12 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from unskew.base import storage
 from unskew.base.errors import InputError, is_from_signal, one_line
 from unskew.base.json_text import to_json
-from unskew.runs.tracking.base import Log, Row, TrackedRun, Tracker, flatten
+from unskew.runs.tracking.base import Log, Numbers, Row, TrackedRun, Tracker, flatten
 
 log = logging.getLogger(__name__)
 FILE = "tracking.json"
@@ -22,7 +23,10 @@ class Tracking:
     def __init__(self, trackers: Sequence[Tracker], run: TrackedRun) -> None:
         self._run, self._file = run, run.folder / FILE if run.folder else None
         self._notes = self._read() if trackers else {}
-        self._waiting = [tracker for tracker in trackers if not self._notes.get(str(tracker), {}).get("ended")]
+        self._rounds = int(run.options.get("rounds", 0))
+        self._waiting = [
+            tracker for tracker in trackers if self._notes.get(str(tracker), {}).get("ended") != self._rounds
+        ]
         self._logs: dict[str, Log] = {}
 
     @property
@@ -34,8 +38,8 @@ class Tracking:
         """Begins, or goes on after what each tracker has; `rows`: the rounds that will not be run again."""
         for tracker in self._waiting:
             name = str(tracker)
-            note = self._notes.setdefault(name, {"id": "", "round": -1, "ended": False})
-            self._try(name, "begin", lambda tracker=tracker, name=name, note=note: self._open(tracker, name, note))
+            note = self._notes.setdefault(name, {"id": "", "round": -1, "ended": -1})
+            self._try(name, "begin", partial(self._open, tracker, name, note))
             for number, row in sorted(rows.items()):
                 if number > note["round"]:
                     self._show(name, row)
@@ -52,31 +56,30 @@ class Tracking:
                 self._show(name, row)
 
     def _show(self, name: str, row: Row) -> None:
-        number = row["round"]
+        numbers = flatten({key: own for key, own in row.items() if key != "round"})
+        self._try(name, f"round {row['round']}", partial(self._show_numbers, name, row["round"], numbers))
 
-        def show() -> None:
-            self._logs[name].round(number, flatten({key: own for key, own in row.items() if key != "round"}))
-            self._notes[name]["round"] = number
-            self._write()
-
-        self._try(name, f"round {number}", show)
+    def _show_numbers(self, name: str, number: int, numbers: Numbers) -> None:
+        self._logs[name].round(number, numbers)
+        self._notes[name]["round"] = number
+        self._write()
 
     def end(self, summary: Row) -> None:
         """The run is finished."""
+        numbers = flatten({key: own for key, own in summary.items() if key != "files"})
         for name in list(self._logs):
-
-            def show(name: str = name) -> None:
-                self._logs[name].end(flatten({key: own for key, own in summary.items() if key != "files"}))
-                self._notes[name]["ended"] = True
-                self._write()
-
-            self._try(name, "the end", show)
+            self._try(name, "the end", partial(self._end, name, numbers))
         self._logs.clear()
+
+    def _end(self, name: str, numbers: Numbers) -> None:
+        self._logs[name].end(numbers)
+        self._notes[name]["ended"] = self._rounds  # a run of more rounds is not ended
+        self._write()
 
     def close(self) -> None:
         """Leaves what was not ended, to go on with it later."""
         for name in list(self._logs):
-            self._try(name, "the end", lambda name=name: self._logs[name].end(None))
+            self._try(name, "the end", partial(self._logs[name].end, None))
         self._logs.clear()
 
     def _try(self, name: str, when: str, work: Callable[[], None]) -> None:
@@ -96,7 +99,7 @@ class Tracking:
             return {}
         try:
             found = json.loads(self._file.read_text(encoding="utf-8"))
-            kinds = {"id": str, "round": int, "ended": bool}
+            kinds = {"id": str, "round": int, "ended": int}
             if all(isinstance(note[key], kind) for note in found.values() for key, kind in kinds.items()):
                 return dict(found)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):

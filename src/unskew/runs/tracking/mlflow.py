@@ -48,6 +48,7 @@ class MLflow(Tracker):
 
 def _load() -> Any:
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # nobody asked for it
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")  # else a run waits minutes for a server that is away
     return need("mlflow", "mlflow")
 
 
