@@ -68,7 +68,9 @@ class Adam(Optimiser):
     beta2: float = param(default=0.999, ge=0, lt=1, doc="decay of the mean of their squares", source="paper")
     eps: float = param(default=1e-8, gt=0, doc="added to the root of that mean", source="paper")
 
-    uses = ("weight_decay",)
+    uses: ClassVar[tuple[str, ...]] = ("weight_decay",)
+    # of a gradient that is rounding noise, such as a bias's before BatchNorm, it makes full steps (measured: 0.053)
+    stacked_tolerance = 0.2
 
     def init(self, params: Tree) -> Tree:
         """Moments of zeros."""
