@@ -13,11 +13,11 @@ from rich.text import Text
 from unskew.base.errors import InputError
 from unskew.base.text import Table, count_of
 from unskew.cli import signals
-from unskew.cli.cells_on import read_cells_on
+from unskew.cli.cells_on import choose_elsewhere
 from unskew.cli.output import console, make_table, note, print_result
 from unskew.cli.progress import Announcer, DownloadProgress
 from unskew.cli.run_flags import add_run_flags
-from unskew.cli.shared_flags import CellsOn, DataDir, Json, Quiet
+from unskew.cli.shared_flags import CellsOn, DataDir, Jobs, Json, Quiet
 from unskew.data.dataset import Dataset
 from unskew.data.partition.skew import choose_clients, label_counts
 from unskew.data.sources import load
@@ -57,6 +57,7 @@ def compare(
     ] = None,
     metric: Annotated[Metric, typer.Option(help="which figure of the accuracy curve to compare")] = "last",
     form: Annotated[Format | None, typer.Option("--format", help="print the table in this form")] = None,
+    jobs: Jobs = None,
     cells_on: CellsOn = None,
     data_dir: DataDir = None,
     as_json: Json = False,
@@ -64,7 +65,7 @@ def compare(
 ) -> None:
     """Compares methods on the same split, clients, batches and initial weights, over several seeds."""
     base = to_run(config)
-    elsewhere = read_cells_on(cells_on, quiet)
+    elsewhere = choose_elsewhere(jobs, cells_on, [base.execution], quiet)
     wanted = read_methods(methods)
     numbers = read_seeds(seeds)
     if out is not None:

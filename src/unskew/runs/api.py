@@ -29,6 +29,7 @@ from unskew.runs.arguments import (
     refuse,
     to_run,
 )
+from unskew.runs.cells_here import count_jobs, read_jobs, run_side_by_side
 from unskew.runs.field import drop_misfits
 from unskew.runs.saved import SavedRun
 
@@ -115,14 +116,17 @@ def compare(
     model: str | nn.Module | None = None,
     head: str = "",
     data_dir: str | Path | None = None,
+    jobs: int | None = 1,
     **options: Any,
 ) -> list[comparison.CellResult]:
     """Runs each method under each seed on the same federations; finished runs in `out` are read back.
 
     Methods may be one text, as on the command line: "fedavg,fedprox(mu=0.1)"; "all", "all-global" and "all-personal"
-    are all registered methods at their defaults.
+    are all registered methods at their defaults. `jobs`: so many runs at a time, each in a forked process of its own;
+    None: one for each core.
     """
     place, files, numbers = read_place("out", out), read_data_dir(data_dir), read_seeds(seeds)
+    at_once = read_jobs(jobs)
     comparison.check_folder(place)
     refuse(
         options,
@@ -134,11 +138,12 @@ def compare(
     )
     config = to_run(read_options(options, data, model, head))
     wanted = read_methods(methods)
+    elsewhere = run_side_by_side(count_jobs(at_once, [config.execution]))
     dataset = data if isinstance(data, Dataset) else None
     with _watch_data(dataset):
         loaded = dataset if dataset is not None else load(config.data, files)
         fitting = drop_misfits(wanted, config, numbers[0], loaded)
-        return comparison.compare(config, fitting, numbers, place, data_dir=files, dataset=loaded)
+        return comparison.compare(config, fitting, numbers, place, data_dir=files, dataset=loaded, elsewhere=elsewhere)
 
 
 @contextmanager

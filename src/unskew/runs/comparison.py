@@ -46,10 +46,10 @@ class Place(NamedTuple):
     path: Path
 
 
-Elsewhere = Callable[[Sequence[Place]], None]
-"""Runs cells somewhere else, such as on a cluster; afterwards their folders are here."""
 Announce = Callable[[Run, int, int], engine.Watch | None]
 """Called before each cell with its run, number and the number of all cells; gives who watches its rounds."""
+Elsewhere = Callable[[Sequence[Place], Announce | None], None]
+"""Runs cells side by side, in other processes or on a cluster; afterwards their folders are here."""
 
 
 @neutral_torch()
@@ -66,7 +66,7 @@ def compare(
 ) -> list[CellResult]:
     """Runs every method under every seed; finished cells are read back, interrupted ones are resumed.
 
-    `elsewhere`: who runs them, side by side, if not this process one after the other.
+    `elsewhere`: who runs them side by side, if not this process one after the other.
     """
     names = [str(method) for method in methods]
     twice = next((name for name in names if names.count(name) > 1), None)
@@ -82,7 +82,7 @@ def compare(
     places = [Place(run, loaded, out / "runs" / f"{run.method.name}-seed{run.seed}-{run.hash}") for run in runs]
     finished = {place.path for place in places if RunFolder(place.path).finished}
     if elsewhere is not None:
-        elsewhere(places)
+        elsewhere(places, announce)
     for run, _, path in places:
         watch = announce(run, len(cells) + 1, len(runs)) if announce else None
         cells.append(replace(run_cell(run, path, loaded, watch), reused=path in finished))
