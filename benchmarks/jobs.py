@@ -3,7 +3,8 @@
     python -m benchmarks.jobs [--rounds 150] [--repeats 2] [--out jobs.json]
 
 The same comparison (four methods, MLP 64-64-10, ten clients) is made in three ways, one after the other in each repeat,
-each time in a new folder and as a whole command, with imports, table and pictures. The tables must be equal, times aside.
+each time in a new folder and as a whole command, with imports, table and pictures. The tables must be equal, times
+aside.
 """
 
 from __future__ import annotations

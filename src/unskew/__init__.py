@@ -37,13 +37,14 @@ if TYPE_CHECKING:
     from unskew.measures.base import Measure
     from unskew.models.base import Architecture, Model
     from unskew.models.user_module import split_head
-    from unskew.runs.api import compare, open, resume, run
+    from unskew.runs.api import compare, open, resume, run, tune
     from unskew.wire.base import Processor
 
 
 _PLACES = {
     # running
-    "run": "runs.api", "compare": "runs.api", "resume": "runs.api", "open": "runs.api", "load": "data.sources",
+    "run": "runs.api", "compare": "runs.api", "tune": "runs.api", "resume": "runs.api", "open": "runs.api",
+    "load": "data.sources",
     "Dataset": "data.dataset", "Samples": "data.dataset", "Model": "models.base", "split_head": "models.user_module",
     "InputError": "base.errors", "ClientError": "base.errors", "SlotError": "base.errors",
     # extending
@@ -65,7 +66,7 @@ __all__ = [
     "InputError", "Measure", "Method", "Model", "Observer", "Outcome", "Output", "Processor", "Samples",
     "ServerContext", "SlotError", "Source", "Split", "Term", "Transform", "Tree", "Wrapper", "__version__", "compare",
     "cross_entropy", "helper", "load", "normalise", "open", "optimisers", "param", "progress", "reducers", "registries",
-    "resume", "run", "seeds", "sgd", "split_head", "tree",
+    "resume", "run", "seeds", "sgd", "split_head", "tree", "tune",
 ]  # fmt: skip
 
 

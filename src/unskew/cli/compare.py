@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -88,10 +88,26 @@ def compare(
     if reused and not quiet:
         note(f"{reused} of {len(cells)} runs were finished already and were not run again")
     result = comparison_table(cells, make_title(shown, len(numbers)), metric, wanted.notes)
+    publish(result, cells, shown, data, given, "json" if as_json else form)
+
+
+def publish(
+    result: Compared,
+    cells: Sequence[CellResult],
+    shown: Run,
+    data: Dataset,
+    given: Path,
+    form: Format | None,
+    more: Mapping[str, str] | None = None,
+) -> None:
+    """Writes a comparison's files into its folder and prints its table; `more`: other files, by name."""
+    out = given.absolute()
     with writing_place(out) as made:
         for kind, suffix in SUFFIX.items():
             (made / f"table.{suffix}").write_text(render(result, kind), encoding="utf-8")
-        draw_pictures(shown, cells, result, numbers[0], data, data_dir, made)
+        for name, text in (more or {}).items():
+            (made / name).write_text(text, encoding="utf-8")
+        draw_pictures(shown, cells, result, cells[0].seed, data, made)
         pictures = [("Accuracy over rounds", made / "curves.png"), ("Who holds what", made / "split.png")]
         measured = draw_measures(cells, made / "measures.png", highlight_all(cells))
         if measured:
@@ -101,13 +117,13 @@ def compare(
     if kept is not None:
         place = given / kept.relative_to(out)
         note(f"table, report and pictures of the earlier comparison in {given} are now in {place}")
-    chosen = "json" if as_json else form
-    if chosen is not None:
-        print_result(render(result, chosen))
+    if form is not None:
+        print_result(render(result, form))
         return
     show_table(result)
-    written = "report.html, table.md (and .csv, .tex, .json), curves.png, split.png" + ", measures.png" * measured
-    console.print(f"\nin {given}: {written}", soft_wrap=True)
+    written = ["report.html", "table.md (and .csv, .tex, .json)", "curves.png", "split.png"]
+    written += ["measures.png"] * measured + [name for name in more or {} if name.endswith(".md")]
+    console.print(f"\nin {given}: {', '.join(written)}", soft_wrap=True)
 
 
 def make_title(run: Run, seeds: int) -> str:
@@ -127,14 +143,13 @@ def draw_pictures(
     result: Compared,
     seed: int,
     data: Dataset,
-    data_dir: Path | None,
     out: Path,
 ) -> None:
     """Draws the accuracy curves, global and personal ones apart, and the first seed's partition."""
     panels = {heading: _tag(curves, result) for heading, curves in collect_curves(cells).items()}
     plot_panels(panels, out / "curves.png", make_title(run, len({cell.seed for cell in cells})))
     first = replace(run, seed=seed)
-    data = building.prepare_data(first, data_dir, data)
+    data = building.prepare_data(first, dataset=data)
     partition = building.cut(first, data)
     clients = choose_clients(partition)
     counts = label_counts(partition, data.train.y.numpy(), data.num_classes, clients)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,9 @@ from unskew.runs.arguments import (
 from unskew.runs.cells_here import count_jobs, read_jobs, run_side_by_side
 from unskew.runs.field import drop_misfits
 from unskew.runs.saved import SavedRun
+from unskew.runs.tuning import tune as tuning
+from unskew.runs.tuning.searches import Kind
+from unskew.runs.tuning.tune import Tuning
 
 log = logging.getLogger(__name__)
 
@@ -144,6 +147,45 @@ def compare(
         loaded = dataset if dataset is not None else load(config.data, files)
         fitting = drop_misfits(wanted, config, numbers[0], loaded)
         return comparison.compare(config, fitting, numbers, place, data_dir=files, dataset=loaded, elsewhere=elsewhere)
+
+
+def tune(
+    methods: str | Sequence[str | Method],
+    grid: Mapping[str, Any] | Sequence[str] | str,
+    *,
+    out: str | Path,
+    budget: int | None = None,
+    search: Kind = "grid",
+    seeds: int | str | Sequence[int] = 3,
+    tuning_seeds: int | str | Sequence[int] = 1,
+    metric: comparison.Metric = "last",
+    data: str | Dataset = "digits",
+    model: str | nn.Module | None = None,
+    head: str = "",
+    data_dir: str | Path | None = None,
+    jobs: int | None = 1,
+    **options: Any,
+) -> Tuning:
+    """Tries settings of each method on validation data, as many for each, then runs the chosen ones on fresh seeds.
+
+    `grid` says what to try: {"lr": [0.01, 0.1], "fedprox.mu": [0.1, 1]}, or texts as on the command line. Trials and
+    runs that are finished in `out` are read back.
+    """
+    place, files, numbers = read_place("out", out), read_data_dir(data_dir), read_seeds(seeds)
+    at_once = read_jobs(jobs)
+    comparison.check_folder(place)
+    refuse(options, {"method": "name the methods with methods=[...]", "seed": "name the seeds with seeds=[...]"})
+    config = to_run(read_options(options, data, model, head))
+    wanted = read_methods(methods)
+    elsewhere = run_side_by_side(count_jobs(at_once, [config.execution]))
+    dataset = data if isinstance(data, Dataset) else None
+    with _watch_data(dataset):
+        loaded = dataset if dataset is not None else load(config.data, files)
+        fitting = drop_misfits(wanted, config, numbers[0], loaded)
+        plan = tuning.make_plan(config, fitting, grid, budget, search, tuning_seeds, numbers, metric, loaded)
+        trials, tuned = tuning.tune(plan, loaded, place, elsewhere=elsewhere)
+        cells = tuning.compare_tuned(plan, tuned, loaded, place, elsewhere=elsewhere)
+    return Tuning(trials, tuned, cells, (*fitting.notes, *tuning.explain(plan, loaded)))
 
 
 @contextmanager

@@ -129,6 +129,7 @@ def run_place(place: Place, watch: engine.Watch | None) -> None:
 class _Cell:
     """The parent's end of a cell."""
 
+    title: str
     process: Forked
     pipe: Connection
     watch: engine.Watch | None
@@ -164,7 +165,8 @@ class Processes:
 
         with theirs:
             try:
-                self._cells[number] = _Cell(Forked(work), ours, watch)
+                title = f"{place.run.method}, seed {place.run.seed}"
+                self._cells[number] = _Cell(title, Forked(work), ours, watch)
             except OSError as error:
                 ours.close()
                 if is_from_signal(error):
@@ -192,7 +194,7 @@ class Processes:
             cell.said = said
             return False
         if "log" in said:
-            _log_again(said["log"])
+            _log_again(said["log"], cell.title)
         elif "part" in said and (show := getattr(cell.watch, "show_part", None)):
             show(*said["part"])
         elif "row" in said and callable(cell.watch):
@@ -230,13 +232,13 @@ class Processes:
         self._cells.clear()
 
 
-def _log_again(said: Row) -> None:
-    """What a cell logged, as if it were logged here; what is said once in a process is said once in all."""
+def _log_again(said: Row, title: str) -> None:
+    """What a cell logged, as if it were logged here, with its name; what is said once in a process is said once."""
     logger = logging.getLogger(said["name"])
     if said["once"]:
         warn_once(logger, said["msg"])
     else:
-        logger.handle(logging.makeLogRecord(said))
+        logger.handle(logging.makeLogRecord({**said, "msg": f"{title}: {said['msg']}"}))
 
 
 def _read_error(said: Row | None) -> BaseException | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -74,20 +74,39 @@ def compare(
         raise InputError(f"'{twice}' is named twice in the comparison; give each method once, with different options")
     loaded = dataset if dataset is not None else load(base.data, data_dir)
     wanted = [construct(Run, {**vars(base), "method": method, "seed": seed}) for seed in seeds for method in methods]
-    for run in wanted:  # every cell is checked before the first is run
+    return compare_runs(place_runs(wanted, loaded, out / "runs"), announce, elsewhere)
+
+
+def place_runs(wanted: Sequence[Run], data: Dataset, folder: Path) -> list[Place]:
+    """The runs resolved, each with its own folder in this one; every one is checked before the first is run."""
+    for run in wanted:
         building.check_method(run)
-    runs = [run.resolve(building.prepare_data(run, dataset=loaded)) for run in wanted]
+    folder = folder.absolute()  # a slot may change the current folder
+    runs = [run.resolve(building.prepare_data(run, dataset=data)) for run in wanted]
+    return [Place(run, data, folder / f"{run.method.name}-seed{run.seed}-{run.hash}") for run in runs]
+
+
+def compare_runs(
+    places: Sequence[Place], announce: Announce | None = None, elsewhere: Elsewhere | None = None
+) -> list[CellResult]:
+    """Plays the cells of a comparison; those of one seed must have had the same federation."""
     cells: list[CellResult] = []
-    out = out.absolute()  # a slot may change the current folder
-    places = [Place(run, loaded, out / "runs" / f"{run.method.name}-seed{run.seed}-{run.hash}") for run in runs]
+    for cell in play_places(places, announce, elsewhere):
+        cells.append(cell)
+        _check_split(cells)
+    return cells
+
+
+def play_places(
+    places: Sequence[Place], announce: Announce | None = None, elsewhere: Elsewhere | None = None
+) -> Iterator[CellResult]:
+    """Every cell in its order: finished ones are read back, interrupted ones resumed, the others run."""
     finished = {place.path for place in places if RunFolder(place.path).finished}
     if elsewhere is not None:
         elsewhere(places, announce)
-    for run, _, path in places:
-        watch = announce(run, len(cells) + 1, len(runs)) if announce else None
-        cells.append(replace(run_cell(run, path, loaded, watch), reused=path in finished))
-        _check_split(cells)
-    return cells
+    for number, (run, data, path) in enumerate(places, 1):
+        watch = announce(run, number, len(places)) if announce else None
+        yield replace(run_cell(run, path, data, watch), reused=path in finished)
 
 
 def _check_split(cells: Sequence[CellResult]) -> None:
