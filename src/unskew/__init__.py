@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from unskew.measures.base import Measure
     from unskew.models.base import Architecture, Model
     from unskew.models.user_module import split_head
-    from unskew.runs.api import compare, extend, open, resume, run
+    from unskew.runs.api import compare, extend, open, resume, run, tune
     from unskew.wire.base import Processor
 
 
@@ -47,7 +47,7 @@ _PLACES = {
     # running
     "run": "runs.api", "compare": "runs.api", "resume": "runs.api", "extend": "runs.api", "open": "runs.api",
     "load": "data.sources", "Dataset": "data.dataset", "Samples": "data.dataset", "Model": "models.base",
-    "split_head": "models.user_module",
+    "split_head": "models.user_module", "tune": "runs.api",
     "InputError": "base.errors", "ClientError": "base.errors", "SlotError": "base.errors",
     # extending
     "Method": "core.method", "Wrapper": "core.wrapper", "Term": "core.term", "Measure": "measures.base",
@@ -68,7 +68,7 @@ __all__ = [
     "InputError", "Measure", "Method", "Model", "Observer", "Optimiser", "Outcome", "Output", "Processor", "Samples",
     "Schedule", "ServerContext", "SlotError", "Source", "Split", "Term", "Transform", "Tree", "Wrapper", "__version__",
     "compare", "cross_entropy", "extend", "helper", "load", "normalise", "open", "optimisers", "param", "progress",
-    "reducers", "registries", "resume", "run", "seeds", "sgd", "split_head", "tree",
+    "reducers", "registries", "resume", "run", "seeds", "sgd", "split_head", "tree", "tune",
 ]  # fmt: skip
 
 

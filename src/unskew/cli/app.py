@@ -27,6 +27,10 @@ COMMANDS = {
         "compare.compare",
         "Compares methods on the same split, clients, batches and initial weights, over several seeds.",
     ),
+    "tune": (
+        "tune.tune",
+        "Tunes every method with the same budget on validation data, then compares the choices on fresh seeds.",
+    ),
     "reproduce": (
         "reproduce.reproduce",
         "Reproduces the papers' tables and figures: runs their cells and prints ours beside the printed figures.",
