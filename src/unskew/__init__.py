@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from unskew.core.local_loop import sgd
     from unskew.core.method import Method
     from unskew.core.observer import Observer
-    from unskew.core.optimiser import Optimiser
+    from unskew.core.optimisers import Optimiser
     from unskew.core.schedule import Schedule
     from unskew.core.term import Term
     from unskew.core.wrapper import Wrapper
@@ -58,7 +58,7 @@ _PLACES = {
     "ClientContext": "core.context", "ServerContext": "core.context",
     "Outcome": "core.context", "Observer": "core.observer", "Batch": "base.batch", "Output": "base.batch",
     "cross_entropy": "base.batch", "Tree": "base.tree", "Groups": "base.tree", "sgd": "core.local_loop",
-    "Auxiliary": "core.auxiliary", "Optimiser": "core.optimiser", "Schedule": "core.schedule",
+    "Auxiliary": "core.auxiliary", "Optimiser": "core.optimisers", "Schedule": "core.schedule",
 }  # fmt: skip
 _MODULES = {"registries": "registries", "tree": "base.tree", "seeds": "base.seeds", "progress": "base.progress",
             "reducers": "core.reducers", "optimisers": "core.optimisers"}  # fmt: skip

@@ -2,7 +2,7 @@
 
 from unskew.core.division import divisions
 from unskew.core.method import methods
-from unskew.core.optimiser import optimisers
+from unskew.core.optimisers import optimisers
 from unskew.core.schedule import schedules
 from unskew.core.term import terms
 from unskew.data.partition.splits import splits

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class StepRule(Protocol):
-    """How a step is made of its direction (core/optimiser.py)."""
+    """How a step is made of its direction (core/optimisers.py)."""
 
     def init(self, params: Tree) -> Tree:
         """What it remembers before the first step."""

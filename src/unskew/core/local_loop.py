@@ -16,8 +16,7 @@ from unskew.core.checks.faults import Fault
 from unskew.core.checks.returned import check_direction, check_loss, refuse_detached
 from unskew.core.checks.steps import hold_step, refuse_change, refuse_spoilt, refuse_unused
 from unskew.core.checks.watching import show
-from unskew.core.optimiser import advance, begin
-from unskew.core.optimisers import clip
+from unskew.core.optimisers import advance, begin, clip
 
 if TYPE_CHECKING:
     from unskew.base.settings import LocalSettings

@@ -22,7 +22,7 @@ from unskew.core.jobs import Job, Reply, StateStore, Wire
 from unskew.core.method import Method
 from unskew.core.net import Net
 from unskew.core.observer import Observer
-from unskew.core.optimiser import Optimiser
+from unskew.core.optimisers import Optimiser
 from unskew.core.per_client import MemoryStore
 from unskew.core.profile import Profile
 from unskew.core.schedule import Schedule, read_factor

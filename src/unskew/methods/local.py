@@ -23,7 +23,7 @@ from unskew.base.registry import param
 from unskew.base.tree import Groups, Tree
 from unskew.core.context import ClientContext
 from unskew.core.method import Method, methods
-from unskew.core.optimiser import advance, begin
+from unskew.core.optimisers import advance, begin
 
 
 @methods.register("local")

@@ -16,7 +16,7 @@ from unskew.base.settings import LocalSettings
 from unskew.base.text import Table
 from unskew.core.context import BufferPolicy
 from unskew.core.device import Device, Precision
-from unskew.core.optimiser import SGD, Optimiser, optimisers
+from unskew.core.optimisers import SGD, Optimiser, optimisers
 from unskew.core.schedule import Schedule, schedules
 from unskew.data.federation import LocalTest
 

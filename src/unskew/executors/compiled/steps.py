@@ -18,7 +18,7 @@ from unskew.base.torch_private import compile_graph
 from unskew.base.tree import Groups, Tree
 from unskew.core import local_loop
 from unskew.core.context import Context, LocalGradient
-from unskew.core.optimiser import advance, begin
+from unskew.core.optimisers import advance, begin
 from unskew.executors.compiled.graph import (
     CompiledContext,
     Compiler,

@@ -15,7 +15,7 @@ from unskew import tree
 from unskew.base.errors import InputError, SlotError
 from unskew.core.jobs import Job
 from unskew.core.method import methods
-from unskew.core.optimiser import Adam, Optimiser, optimisers
+from unskew.core.optimisers import Adam, Optimiser, optimisers
 from unskew.core.tolerance import USUAL, find_tolerance
 from unskew.methods.catalogue import at_defaults
 from unskew.methods.fedavg import FedAvg
