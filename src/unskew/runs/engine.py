@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from unskew.base import storage, tree, user_code
 from unskew.base.errors import InputError, SlotError, let_pass
@@ -283,18 +283,13 @@ def _identify(config: Run, task: Task) -> checkpoint.Identity:
 
 def _give(config: Run, model: Architecture | None, init: Weights | None, folder: RunFolder) -> Run:
     """The run with what a Python program hands over; anything else than it began with is refused."""
-    for key, what in (("model", model), ("init", init)):
-        if what is None:
-            continue
-        changed: dict[str, Any] = {key: what}
-        given = replace(config, **changed)
-        if given.hash != config.hash:
-            raise InputError(
-                f"{folder.path} was begun with the {key} {getattr(config, key) or 'of its seed'}, got {what}; hand "
-                f"over the {'module' if key == 'model' else 'weights'} it began with"
-            )
-        config = given
-    return config
+    if model is not None and replace(config, model=model).hash != config.hash:
+        raise InputError(
+            f"{folder.path} was begun with the model {config.model}, got {model}; hand over the module it began with"
+        )
+    if init is not None and replace(config, init=init).hash != config.hash:
+        raise InputError(f"{folder.path} was begun with other initial weights; hand over the weights it began with")
+    return replace(config, model=model or config.model, init=init or config.init)
 
 
 def _compare_code(config: Run, now: dict[str, str], folder: RunFolder, accept: bool) -> Run:
