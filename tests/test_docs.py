@@ -7,7 +7,9 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
+import unskew
 from unskew.base.registry import Component, default_of, options
 from unskew.core.method import Method, methods
 from unskew.core.slots import DECLARATIONS, NAMES, SLOTS
@@ -54,6 +56,30 @@ def test_what_examples_import_is_there(page):
             # nesterov is the page's own file
             if isinstance(line, ast.ImportFrom) and line.module.startswith("unskew") and "nesterov" not in line.module:
                 exec(ast.unparse(line), {})
+
+
+def test_the_methods_on_the_page_are_the_built_in_ones(tmp_path, own_names):
+    page = (ROOT / "docs" / "write_a_method.md").read_text(encoding="utf-8")
+    plugin = tmp_path / "mine.py"
+    plugin.write_text("\n\n".join(re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)))
+
+    def play(method, **options):
+        small = {"model": "cnn8(norm=batch)", "clients": 3, "rounds": 2, "local_test": "holdout", "lr": 0.05}
+        return unskew.run(method, plugin=plugin, **{**small, **options})
+
+    moon, by_hand, as_term = (play(each) for each in ("moon", "my_moon", "fedavg(terms=[my_contrast])"))
+    for ours in (by_hand, as_term):  # which look at samples in other batches, or normalise in another way
+        for name, value in moon.server["model"].items():
+            torch.testing.assert_close(ours.server["model"][name], value, rtol=1e-3, atol=1e-5)
+    fedavg = play("fedavg")
+    assert not all(torch.allclose(moon.server["model"][n], v, atol=1e-4) for n, v in fedavg.server["model"].items())
+
+    ditto, ours = play("ditto"), play("my_ditto")
+    assert all(torch.equal(ours.server["model"][name], value) for name, value in fedavg.server["model"].items())
+    assert [row["personal"] for row in ours.rounds] == [row["personal"] for row in ditto.rounds]
+    own = ditto.client_model(1).state_dict()
+    assert all(torch.equal(value, own[name]) for name, value in ours.client_model(1).state_dict().items())
+    assert play("signs", lr=0.001, rounds=1).rounds[1]["train_loss"] > 0
 
 
 def test_the_guide_s_table_is_fresh(monkeypatch):

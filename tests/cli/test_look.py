@@ -130,7 +130,26 @@ def test_an_onnx_file_gives_the_same_scores(runs, capsys, tmp_path):
     torch.testing.assert_close(torch.from_numpy(scores), run.predict(x), rtol=1e-4, atol=1e-5)
 
 
+def test_extend_and_the_picture_that_a_run_leaves(runs, capsys, tmp_path):
+    code, out, err = call(capsys, "extend", runs / "cut", "--rounds", 3, "--out", tmp_path / "three", "-q")
+    assert code == 0 and f"goes on to 3 rounds in {tmp_path / 'three'}, after round 1" in err and "3 rounds" in out
+    assert (tmp_path / "three" / "curves.png").read_bytes().startswith(b"\x89PNG")
+    code, out, _ = call(capsys, "show", tmp_path / "three")
+    assert code == 0 and "extended" in out and "from 2 rounds, after round 1" in out
+    line = "run --model mlp(hidden=[8]) --clients 3 --split iid --rounds 1 -q --no-picture"
+    start = ["--init", tmp_path / "three" / "model.safetensors", "--init-only", "body.*", "--freeze", "body.1.bias"]
+    code, out, err = call(capsys, *line.split(), *start, "--out", tmp_path / "on")
+    assert code == 0 and not (tmp_path / "on" / "curves.png").exists(), err
+    code, out, _ = call(capsys, "show", tmp_path / "on", "--json")
+    assert code == 0 and unskew.open(tmp_path / "on").about["freeze"] == "body.1.bias"
+    assert not [path for path in tmp_path.rglob("*") if path.name.startswith(".") and path.name != ".lock"]
+
+
 REFUSED = {
+    "extend less": ("extend {runs}/avg --rounds 2", "expected more than the 2 rounds of"),
+    "extend nothing": ("extend {tmp} --rounds 2", "is not a run folder"),
+    "init gone": ("run --init {tmp}/none.safetensors", "init (--init): cannot read"),
+    "freeze nothing": ("run --freeze tail.* --out {tmp}/x", "freeze (--freeze): nothing matches 'tail.*'"),
     "list nothing": ("list {tmp}", "there are no runs in"),
     "list no folder": ("list {tmp}/none", "is no folder"),
     "show no run": ("show {tmp}", "is not a run folder"),

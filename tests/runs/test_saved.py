@@ -2,10 +2,13 @@
 
 import pytest
 import torch
+from torch import nn
 
 import unskew
 from trials import SMALL
 from unskew import Dataset, InputError, Samples
+from unskew.base import storage
+from unskew.runs.exporting import write_model
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +44,19 @@ def test_a_clients_predictions_give_its_accuracy(folder, method):
         client = run.client(row["client"])
         own = client.test_samples()
         assert (client.predict(own.x).argmax(1) == own.y).double().mean().item() == row["accuracy"]
+
+
+def test_a_clients_exported_model_gives_its_accuracy_in_plain_torch(folder):
+    run = unskew.open(folder("fedper", clients_every=1, local_test="holdout"))
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))
+    names = {"body.1.weight": "1.weight", "body.1.bias": "1.bias", "head.weight": "3.weight", "head.bias": "3.bias"}
+    for row in [row for row in run._folder.client_rows() if row["round"] == 2 and "accuracy" in row]:
+        client = run.client(row["client"])
+        held = storage.decode(write_model(client.model(), run.data, {}, ".safetensors"))["model"]
+        net.load_state_dict({names[name]: value for name, value in held.items()})
+        own = client.test_samples()
+        scores = net(unskew.normalise(own.x, run.data.mean, run.data.std))
+        assert (scores.argmax(1) == own.y).double().mean().item() == row["accuracy"]
 
 
 def test_a_clients_model_predicts_as_the_client(folder):

@@ -52,6 +52,25 @@ def find(components: Iterable[Component | None]) -> dict[str, str]:
     return {**_name_files(finder.files), **finder.loose}
 
 
+def names_attribute(components: Iterable[Component | None], name: str) -> bool:
+    """Whether code of the user's that these components use names this attribute; that of a script only in classes."""
+    for component in _walk(components):
+        for cls in type(component).__mro__:
+            module = sys.modules.get(cls.__module__)
+            if not (_is_users(module) or _is_loose(cls)):
+                continue
+            own = [getattr(item, "__func__", getattr(item, "fget", item)) for item in vars(cls).values()]
+            beside = vars(module).values() if _is_users(module) else ()
+            if any(isinstance(each, FunctionType) and _names(each.__code__, name) for each in (*own, *beside)):
+                return True
+    return False
+
+
+def _names(code: CodeType, name: str) -> bool:
+    inside = (value for value in code.co_consts if isinstance(value, CodeType))
+    return name in code.co_names or any(_names(each, name) for each in inside)
+
+
 def note_plugin(module: ModuleType, source: bytes | None = None) -> None:
     """Remembers a module that the user named, and all its files as they are; `source` is what was executed."""
     _named.add(module.__name__)

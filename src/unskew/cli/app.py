@@ -22,9 +22,14 @@ from unskew.cli.output import errors, note, reserve_output
 COMMANDS = {
     "run": ("run.run", "Runs one method and leaves a folder with its results."),
     "resume": ("resume.resume", "Resumes an interrupted run, bit for bit, from its newest complete checkpoint."),
+    "extend": ("extend.extend", "Continues a run to more rounds, in a folder of its own."),
     "compare": (
         "compare.compare",
         "Compares methods on the same split, clients, batches and initial weights, over several seeds.",
+    ),
+    "tune": (
+        "tune.tune",
+        "Tunes every method with the same budget on validation data, then compares the choices on fresh seeds.",
     ),
     "reproduce": (
         "reproduce.reproduce",

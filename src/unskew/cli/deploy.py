@@ -87,7 +87,7 @@ def _read_run(file: Path | None) -> tuple[Table, str]:
     """The table of a run file without what sites have of their own, and the data that it names."""
     table = dict(read_file(file)) if file is not None else dict(DEFAULT_RUN)
     data = table.pop("data", "")
-    for key in ("split", "split_seed", "clients", "code", "code_changes", "begun_in"):
+    for key in ("split", "split_seed", "clients", "code", "code_changes", "begun_in", "extended"):
         if table.pop(key, None) is not None:
             note(f"{file}: {key} is left out: every site is a client with data of its own")
     if isinstance(data, dict):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
@@ -17,6 +15,7 @@ from unskew.cli.output import console, make_table, note, print_json, show_result
 from unskew.cli.shared_flags import Json
 from unskew.report.confusion_plot import plot_confusion
 from unskew.report.curves import collect_panels, plot_panels
+from unskew.report.files import draw_whole
 from unskew.runs.folder import Row
 from unskew.runs.saved import SavedRun, find_runs
 
@@ -108,6 +107,9 @@ def _show_options(run: SavedRun) -> None:
     table = make_table("option", "value", title=f"{run.path}")
     for name, value in run.about.items():
         table.add_row(name, str(value))
+    for each in run.extended:
+        differs = "" if each["same"] else f"; not as in a run of {run.about['rounds']} from the start"
+        table.add_row("extended", f"from {each['rounds']} rounds, after round {each['after']}{differs}")
     console.print(table)
 
 
@@ -129,7 +131,8 @@ def plot(
     panels = collect_panels([(run.about["method"], run.output, run.rounds) for run in runs])
     if not any(panels.values()):
         raise InputError(f"nothing to draw: no round of {', '.join(map(str, paths))} was tested yet")
-    draw_whole(lambda part: plot_panels(panels, part, title or _make_title([run.about for run in runs])), out)
+    above = title or _make_title([run.about for run in runs])
+    draw_whole(out, lambda part: plot_panels(panels, part, above))
     console.print(f"wrote {out}: {count_of(len(runs), 'run')}", soft_wrap=True)
 
 
@@ -138,21 +141,9 @@ def _draw_confusion(paths: Sequence[Path], out: Path, title: str) -> None:
         raise InputError(f"--confusion draws one run, got {len(paths)}; name one")
     run = SavedRun(paths[0])
     found, about = run.confusion(), run.about
-    draw_whole(lambda part: plot_confusion(found, part, title or f"{about['method']}, {_make_title([about])}"), out)
+    above = title or f"{about['method']}, {_make_title([about])}"
+    draw_whole(out, lambda part: plot_confusion(found, part, above))
     console.print(f"wrote {out}: {count_of(int(found.counts.sum()), 'test sample')}", soft_wrap=True)
-
-
-def draw_whole(draw: Callable[[Path], None], path: Path) -> None:
-    """Draws the picture, whole or not at all; `draw` is called with the file's name."""
-    part = path.with_name(f".{os.getpid()}.{path.name}")
-    try:
-        draw(part)
-        part.replace(path)
-    except OSError as error:
-        raise InputError(f"cannot write '{path}': {error.strerror}; choose a writable place") from None
-    finally:
-        with contextlib.suppress(OSError):
-            part.unlink()
 
 
 def _make_title(runs: Sequence[Row]) -> str:

@@ -9,6 +9,7 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+import typer
 from rich.console import Console
 
 from unskew.base.json_text import to_json
@@ -136,6 +137,12 @@ def show_result(summary: Row, folder: Path, as_json: bool) -> None:
         rows.add_row("diverged", _explain_divergence(summary))
     console.print(rows)
     console.print(f"results in {folder}", soft_wrap=True)
+
+
+def exit_if_diverged(summary: Row) -> None:
+    """Ends the command with the exit code of a run that diverged, if it did."""
+    if summary["diverged"]:
+        raise typer.Exit(DIVERGED)
 
 
 def describe_figures(figures: Mapping[str, float | None]) -> dict[str, str]:

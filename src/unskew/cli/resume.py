@@ -9,12 +9,13 @@ import typer
 
 from unskew.base.errors import InputError
 from unskew.cli import signals
-from unskew.cli.output import DIVERGED, note, show_result
+from unskew.cli.output import exit_if_diverged, note, show_result
+from unskew.cli.picture import leave_picture
 from unskew.cli.progress import RoundProgress
-from unskew.cli.shared_flags import DataDir, Json, Quiet
+from unskew.cli.shared_flags import DataDir, Json, NoPicture, Quiet
 from unskew.runs import engine
 from unskew.runs.config import read_trackers
-from unskew.runs.folder import EditedRun, Row, RunFolder
+from unskew.runs.folder import EditedRun, RunFolder
 from unskew.runs.summary import check_summary, read_finished
 
 
@@ -30,6 +31,7 @@ def resume(
     ] = False,
     as_json: Json = False,
     quiet: Quiet = False,
+    no_picture: NoPicture = False,
 ) -> None:
     """Resumes an interrupted run, bit for bit, from its newest complete checkpoint."""
     if RunFolder.at(path).finished:
@@ -46,7 +48,9 @@ def resume(
             accept_changed_code=accept_changed_code,
             track=read_trackers(",".join(track)) if track else None,
         )
-    _show(result.summary, path, as_json)
+    show_result(result.summary, path, as_json)
+    leave_picture(result, no_picture)
+    exit_if_diverged(result.summary)
 
 
 def show_finished(path: Path, as_json: bool) -> None:
@@ -61,10 +65,5 @@ def show_finished(path: Path, as_json: bool) -> None:
         note(f"run.toml can no longer be read: {error}")
     ended = f"diverged in round {summary['diverged_in']}" if summary.get("diverged_in") else "is finished already"
     note(f"{path} {ended}; nothing to do")
-    _show(summary, path, as_json)
-
-
-def _show(summary: Row, path: Path, as_json: bool) -> None:
     show_result(summary, path, as_json)
-    if summary["diverged"]:
-        raise typer.Exit(DIVERGED)
+    exit_if_diverged(summary)

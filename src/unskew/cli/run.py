@@ -11,10 +11,11 @@ from unskew.base import storage
 from unskew.base.json_text import to_json
 from unskew.base.text import Table
 from unskew.cli import signals
-from unskew.cli.output import DIVERGED, console, make_table, show_result
+from unskew.cli.output import console, exit_if_diverged, make_table, show_result
+from unskew.cli.picture import leave_picture
 from unskew.cli.progress import DownloadProgress, RoundProgress
 from unskew.cli.run_flags import add_run_flags
-from unskew.cli.shared_flags import DataDir, Json, Quiet
+from unskew.cli.shared_flags import DataDir, Json, NoPicture, Quiet
 from unskew.core.profile import PARTS, Profile
 from unskew.runs import building, engine
 from unskew.runs.arguments import to_run
@@ -31,6 +32,7 @@ def run(
     ] = False,
     as_json: Json = False,
     quiet: Quiet = False,
+    no_picture: NoPicture = False,
 ) -> None:
     """Runs one method and leaves a folder with its results.
 
@@ -45,10 +47,10 @@ def run(
     with RoundProgress(str(wanted.method), wanted.rounds, quiet) as progress:
         result = engine.start(prepared, path, watch=progress, profile=stopwatch)
     show_result(result.summary, path, as_json)
+    leave_picture(result, no_picture)
     if stopwatch is not None:
         _show_profile(stopwatch.seconds, place, as_json)
-    if result.diverged:
-        raise typer.Exit(DIVERGED)
+    exit_if_diverged(result.summary)
 
 
 def _show_profile(seconds: dict[str, float], folder: Path, as_json: bool) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +16,7 @@ from unskew.cli.shared_flags import DataDir, Json
 from unskew.data.dataset import Dataset
 from unskew.data.partition.base import Partition, refuse_other
 from unskew.data.partition.skew import SkewSummary, choose_clients, describe, label_counts
+from unskew.report.files import draw_whole
 from unskew.report.split_plot import Counts, plot_split
 from unskew.runs import building
 from unskew.runs.arguments import to_run
@@ -74,16 +73,8 @@ def _draw(counts: Counts, clients: list[int], of: int, data: Dataset, path: Path
     """The picture, whole or not at all; a file that holds anything else is never replaced."""
     if path.suffix.lower() != ".png":
         raise InputError(f"--picture expects the name of a .png file, got '{path}'")
-    part = path.with_name(f".{path.name}.{os.getpid()}.png")
-    try:
-        plot_split(counts, data.classes, part, title, list(map(str, clients)), of)
-        refuse_other(path, part.read_bytes())
-        part.replace(path)
-    except OSError as error:
-        raise InputError(f"cannot write '{path}': {error.strerror}; choose a writable place") from None
-    finally:
-        with contextlib.suppress(OSError):
-            part.unlink()
+    names = list(map(str, clients))
+    draw_whole(path, lambda part: plot_split(counts, data.classes, part, title, names, of), check=refuse_other)
 
 
 def _show_summary(summary: SkewSummary, partition: Partition) -> None:

@@ -62,6 +62,8 @@ def prepare_for_sites(config: Run, test: Dataset, sites: int) -> Prepared:
         )
     if config.measure:
         raise InputError(f"sites measure nothing yet: leave measure out, got {config.measure[0]}")
+    if config.init is not None:
+        raise InputError(f"sites begin with the weights that the seed draws: leave init out, got {config.init}")
     if config.clients not in (None, sites):
         raise InputError(f"the run file says {config.clients} clients, and there are {sites} sites; leave clients out")
     if not config.execution.checkpoint_every:  # a round of sites takes long

@@ -273,7 +273,7 @@ def _round_of(path: Path) -> int:
 def describe_run(config: Run) -> dict[str, Any]:
     """A resolved run as a site may read it: names and numbers, no code, no paths, no data of its own."""
     table = config.to_plain()
-    for key in ("code", "code_changes", "begun_in", "plugins", "data", "split", "measure", "track"):
+    for key in ("code", "code_changes", "begun_in", "extended", "plugins", "data", "split", "measure", "track"):
         table.pop(key, None)
     execution = {**table["execution"], "executor": "serial", "workers": 0, "address": "", "gpus": 0.0, "chunk": 0}
     return {**table, "execution": execution}
@@ -281,7 +281,7 @@ def describe_run(config: Run) -> dict[str, Any]:
 
 def read_run(table: Any) -> Run:
     """The run of such a description; refuses whatever would load code or read files."""
-    if not isinstance(table, dict) or {"plugins", "data", "split", "code"} & table.keys():
+    if not isinstance(table, dict) or {"plugins", "data", "split", "code", "init"} & table.keys():
         raise Refused("it holds no run that a site may read")
     if _names_code(table):
         raise Refused("it names code by its place (python:); install it at the site as a plugin instead")

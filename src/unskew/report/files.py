@@ -1,4 +1,4 @@
-"""The files of a comparison in its folder: the newest at the top, those of another one below `earlier`.
+"""Pictures, whole or not at all; and a comparison's files in its folder: the newest at the top, others below `earlier`.
 
 At any moment table.json says whose the other files at the top are: it comes first and leaves last. So nothing is lost
 or mixed up where the command is cut off; the next one finishes what was begun.
@@ -6,12 +6,13 @@ or mixed up where the command is cut off; the next one finishes what was begun.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,11 @@ from unskew.base.errors import InputError, let_pass
 
 EARLIER = "earlier"
 _WRITING = ".writing-"
-NAMES = ("table.json", "table.md", "table.csv", "table.tex", "curves.png", "split.png", "measures.png", "report.html")
-"""What a comparison writes beside its runs."""
+NAMES = (
+    "table.json", "table.md", "table.csv", "table.tex", "curves.png", "split.png", "measures.png", "report.html",
+    "trials.json", "trials.md", "trials.csv",
+)  # fmt: skip
+"""What a comparison writes beside its runs; the last ones if its settings were tuned."""
 
 
 def check_place(out: Path) -> None:
@@ -122,3 +126,21 @@ def _remove(folder: Path) -> None:
     for place in (folder, folder.parent):
         if place.is_dir() and not any(place.iterdir()):
             place.rmdir()
+
+
+def draw_whole(
+    path: Path, draw: Callable[[Path], object], check: Callable[[Path, bytes], object] | None = None
+) -> None:
+    """Draws a picture with `draw`, whole or not at all; `check` may refuse to put these bytes in its place."""
+    part = path.with_name(f".{os.getpid()}.{path.name}")
+    try:
+        draw(part)
+        if check is not None:
+            check(path, part.read_bytes())
+        part.replace(path)
+    except OSError as error:
+        let_pass(error)
+        raise InputError(f"cannot write '{path}': {error.strerror or error}; choose a writable place") from None
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from unskew.core.method import Method
 from unskew.data.dataset import Dataset
@@ -23,15 +23,21 @@ from unskew.runs.arguments import (
     read_module,
     read_options,
     read_place,
+    read_rounds,
     read_seeds,
     read_truth,
     read_watch,
     refuse,
     to_run,
 )
+from unskew.runs.cells_here import count_jobs, read_jobs, run_side_by_side
 from unskew.runs.config import read_trackers
 from unskew.runs.field import drop_misfits
 from unskew.runs.saved import SavedRun
+from unskew.runs.tuning import tune as tuning
+from unskew.runs.tuning.searches import Kind
+from unskew.runs.tuning.tune import Tuning
+from unskew.runs.weights import read_weights
 
 log = logging.getLogger(__name__)
 
@@ -67,13 +73,14 @@ def resume(
     data: Dataset | None = None,
     model: nn.Module | None = None,
     head: str = "",
+    init: Mapping[str, Tensor] | None = None,
     data_dir: str | Path | None = None,
     watch: engine.Watch | None = None,
     executor: str | None = None,
     track: Any = None,
     accept_changed_code: bool = False,
 ) -> engine.Result:
-    """Continues an interrupted run; hand over data and model again if they were Python objects.
+    """Continues an interrupted run; hand over data, model and init again if they were Python objects.
 
     `executor` may be another one that gives the same bits: "pool" for a run begun with "serial", or the reverse.
     `track` names other trackers than the run began with (`[]`: none).
@@ -86,8 +93,39 @@ def resume(
     architecture, accept = read_module(model, head), read_truth("accept_changed_code", accept_changed_code)
     with _watch_data(dataset):
         return engine.resume(
-            place, data_dir=files, dataset=dataset, watch=watcher, model=architecture, executor=read_executor(executor),
-            accept_changed_code=accept, track=None if track is None else read_trackers(track),
+            place, data_dir=files, dataset=dataset, watch=watcher, model=architecture, init=read_weights(init),
+            executor=read_executor(executor), accept_changed_code=accept,
+            track=None if track is None else read_trackers(track),
+        )  # fmt: skip
+
+
+def extend(
+    folder: str | Path,
+    rounds: int,
+    *,
+    out: str | Path | None = None,
+    data: Dataset | None = None,
+    model: nn.Module | None = None,
+    head: str = "",
+    init: Mapping[str, Tensor] | None = None,
+    data_dir: str | Path | None = None,
+    watch: engine.Watch | None = None,
+    executor: str | None = None,
+    accept_changed_code: bool = False,
+) -> engine.Result:
+    """Continues a run, finished or not, to more rounds; hand over again what was handed over as Python objects.
+
+    The longer run has a folder of its own, `out` or one beside the old, which stays as it is.
+    """
+    place, dataset, files, watcher = (
+        read_place("folder", folder), read_dataset(data), read_data_dir(data_dir), read_watch(watch)
+    )  # fmt: skip
+    architecture, accept = read_module(model, head), read_truth("accept_changed_code", accept_changed_code)
+    target = None if out is None else read_place("out", out)
+    with _watch_data(dataset):
+        return engine.extend(
+            place, read_rounds(rounds), target, data_dir=files, dataset=dataset, watch=watcher, model=architecture,
+            init=read_weights(init), executor=read_executor(executor), accept_changed_code=accept,
         )  # fmt: skip
 
 
@@ -97,16 +135,19 @@ def open(
     data: Dataset | None = None,
     model: nn.Module | None = None,
     head: str = "",
+    init: Mapping[str, Tensor] | None = None,
     data_dir: str | Path | None = None,
     accept_changed_code: bool = False,
 ) -> SavedRun:
     """A run in its folder: its figures, curves, models and predictions; nothing is run.
 
-    Hand over data and model again if they were Python objects.
+    Hand over data, model and init again if they were Python objects.
     """
     place, dataset, files = read_place("folder", folder), read_dataset(data), read_data_dir(data_dir)
     architecture, accept = read_module(model, head), read_truth("accept_changed_code", accept_changed_code)
-    return SavedRun(place, data_dir=files, dataset=dataset, model=architecture, accept_changed_code=accept)
+    return SavedRun(
+        place, data_dir=files, dataset=dataset, model=architecture, init=read_weights(init), accept_changed_code=accept
+    )
 
 
 def compare(
@@ -118,14 +159,17 @@ def compare(
     model: str | nn.Module | None = None,
     head: str = "",
     data_dir: str | Path | None = None,
+    jobs: int | None = 1,
     **options: Any,
 ) -> list[comparison.CellResult]:
     """Runs each method under each seed on the same federations; finished runs in `out` are read back.
 
     Methods may be one text, as on the command line: "fedavg,fedprox(mu=0.1)"; "all", "all-global" and "all-personal"
-    are all registered methods at their defaults.
+    are all registered methods at their defaults. `jobs`: so many runs at a time, each in a forked process of its own;
+    None: one for each core.
     """
     place, files, numbers = read_place("out", out), read_data_dir(data_dir), read_seeds(seeds)
+    at_once = read_jobs(jobs)
     comparison.check_folder(place)
     refuse(
         options,
@@ -137,11 +181,51 @@ def compare(
     )
     config = to_run(read_options(options, data, model, head))
     wanted = read_methods(methods)
+    elsewhere = run_side_by_side(count_jobs(at_once, [config.execution]))
     dataset = data if isinstance(data, Dataset) else None
     with _watch_data(dataset):
         loaded = dataset if dataset is not None else load(config.data, files)
         fitting = drop_misfits(wanted, config, numbers[0], loaded)
-        return comparison.compare(config, fitting, numbers, place, data_dir=files, dataset=loaded)
+        return comparison.compare(config, fitting, numbers, place, data_dir=files, dataset=loaded, elsewhere=elsewhere)
+
+
+def tune(
+    methods: str | Sequence[str | Method],
+    grid: Mapping[str, Any] | Sequence[str] | str,
+    *,
+    out: str | Path,
+    budget: int | None = None,
+    search: Kind = "grid",
+    seeds: int | str | Sequence[int] = 3,
+    tuning_seeds: int | str | Sequence[int] = 1,
+    metric: comparison.Metric = "last",
+    data: str | Dataset = "digits",
+    model: str | nn.Module | None = None,
+    head: str = "",
+    data_dir: str | Path | None = None,
+    jobs: int | None = 1,
+    **options: Any,
+) -> Tuning:
+    """Tries settings of each method on validation data, as many for each, then runs the chosen ones on fresh seeds.
+
+    `grid` says what to try: {"lr": [0.01, 0.1], "fedprox.mu": [0.1, 1]}, or texts as on the command line. Trials and
+    runs that are finished in `out` are read back.
+    """
+    place, files, numbers = read_place("out", out), read_data_dir(data_dir), read_seeds(seeds)
+    at_once = read_jobs(jobs)
+    comparison.check_folder(place)
+    refuse(options, {"method": "name the methods with methods=[...]", "seed": "name the seeds with seeds=[...]"})
+    config = to_run(read_options(options, data, model, head))
+    wanted = read_methods(methods)
+    elsewhere = run_side_by_side(count_jobs(at_once, [config.execution]))
+    dataset = data if isinstance(data, Dataset) else None
+    with _watch_data(dataset):
+        loaded = dataset if dataset is not None else load(config.data, files)
+        fitting = drop_misfits(wanted, config, numbers[0], loaded)
+        plan = tuning.make_plan(config, fitting, grid, budget, search, tuning_seeds, numbers, metric, loaded)
+        trials, tuned = tuning.tune(plan, loaded, place, elsewhere=elsewhere)
+        cells = tuning.compare_tuned(plan, tuned, loaded, place, elsewhere=elsewhere)
+    return Tuning(trials, tuned, cells, (*fitting.notes, *tuning.explain(plan, loaded)))
 
 
 @contextmanager

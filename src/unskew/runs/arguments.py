@@ -233,6 +233,13 @@ def read_truth(what: str, given: Any) -> bool:
     raise InputError(f"{what}: expected True or False, got {_short(given)}")
 
 
+def read_rounds(given: Any) -> int:
+    """A number of rounds; numpy's are taken for what they are."""
+    if isinstance(given, (int, np.integer)) and not isinstance(given, bool) and given >= 1:
+        return int(given)
+    raise InputError(f"rounds: expected a whole number from 1 up, got {_short(given)}")
+
+
 def read_executor(given: Any) -> str | None:
     """Another executor for a resumed run; None: as it was begun."""
     if given is None or isinstance(given, str):

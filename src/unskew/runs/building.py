@@ -15,6 +15,7 @@ from unskew.base.errors import InputError
 from unskew.base.once import warn_once
 from unskew.base.process import count_cores, hold_process
 from unskew.base.registry import to_table
+from unskew.base.text import count_of
 from unskew.base.tree import settle
 from unskew.core.checks.declared import check_declarations, check_idle, check_patterns
 from unskew.core.checks.faults import Fault, naming
@@ -22,6 +23,7 @@ from unskew.core.checks.returned import describe
 from unskew.core.checks.watching import is_foreign
 from unskew.core.device import Device
 from unskew.core.jobs import Executor
+from unskew.core.method import Method
 from unskew.core.net import Net
 from unskew.core.observer import Observer
 from unskew.core.profile import ProfiledExecutor
@@ -45,6 +47,7 @@ from unskew.models.base import Model, build
 from unskew.models.checks import check_input_stays, check_model, check_module
 from unskew.runs.config import Run, cohort_size
 from unskew.runs.own_augmentation import try_augmentation
+from unskew.runs.weights import freeze, load_weights
 from unskew.wire.chain import Chain, build_chain
 
 log = logging.getLogger(__name__)
@@ -183,7 +186,7 @@ def make_task(config: Run, data: Dataset, partition: Partition) -> Task:
         initial={"model": params, "buffers": buffers},
         seed=config.seed,
         local=config.local.settings(),
-        schedule=config.local.chosen_schedule,
+        schedule=config.local.chosen_schedule.for_rounds(config.rounds),
         buffer_policy=method.buffer_policy or config.local.buffers or "average",
         cohort_size=cohort_size(config.sample, len(partition)),
         dropout=config.dropout,
@@ -203,7 +206,7 @@ def make_task(config: Run, data: Dataset, partition: Partition) -> Task:
     if not task.trainable:
         raise InputError(
             f"model {config.model} with {method.name} has nothing to train: all of its {len(params)} parameters are "
-            "frozen; leave requires_grad=True on some"
+            "frozen; leave requires_grad=True on some, or freeze less (--freeze)"
         )
     with naming(0, "a measure", foreign=True):
         for measure in config.measure:
@@ -215,7 +218,7 @@ def make_task(config: Run, data: Dataset, partition: Partition) -> Task:
 
 def _warn_idle_options(config: Run, net: Net) -> None:
     """Says which options do nothing because of others, or of the method."""
-    idle = [path for path in config.method.ignores if _differs_from_default(config, path)]
+    idle = [path for path in config.method.ignores if _differs(config, path, "ignores")]
     if idle:
         warn_once(log, f"{config.method.name} does not use {', '.join(idle)}, which the run sets; see its own options")
     buffers = config.local.buffers
@@ -240,6 +243,7 @@ def _warn_idle_options(config: Run, net: Net) -> None:
         warn_once(log, f"augment.pad_mode = {augment.pad_mode} does nothing without crop")
     if config.evaluation.clients_every and config.evaluation.local_test == "none":
         warn_once(log, "evaluation.clients_every does nothing with local_test = none: clients have no test sets")
+    _warn_few_tests(config)
     if not config.stragglers and config.straggler_online != Run().straggler_online:
         log.warning("straggler_online = %g does nothing without stragglers", config.straggler_online)
     evaluation = config.evaluation
@@ -250,11 +254,32 @@ def _warn_idle_options(config: Run, net: Net) -> None:
         )  # fmt: skip
 
 
-def _differs_from_default(config: Run, path: str) -> bool:
+def _warn_few_tests(config: Run) -> None:
+    """Says where fewer rounds are tested than options count on."""
+    evaluation, rounds = config.evaluation, config.rounds
+    if evaluation.clients_every > rounds:
+        warn_once(
+            log,
+            f"evaluation.clients_every = {evaluation.clients_every} is more than the {count_of(rounds, 'round')}: "
+            "clients are tested after the last one",
+        )
+    tests = -(-rounds // evaluation.every)
+    if evaluation.last_k != type(evaluation)().last_k and evaluation.last_k > tests:
+        warn_once(
+            log,
+            f"evaluation.last_k = {evaluation.last_k} is more than the {count_of(tests, 'test')}: "
+            f"last_{evaluation.last_k}_mean is over those",
+        )
+
+
+def _differs(config: Run, path: str, declared: str) -> bool:
+    """Whether the run sets what a method declares something about."""
     section, _, name = path.rpartition(".")
     chosen: Any = getattr(config, section, None) if section else config
     if not hasattr(chosen, name):
-        raise InputError(f"{config.method.name}.ignores names '{path}', which no run has; write one such as local.lr")
+        raise InputError(
+            f"{config.method.name}.{declared} names '{path}', which no run has; write one such as local.lr"
+        )
     return bool(getattr(chosen, name) != getattr(type(chosen)(), name))
 
 
@@ -264,12 +289,24 @@ def check_method(config: Run) -> Chain | None:
     for nested in walk_nested(method):
         check_declarations(nested)
         check_idle(nested)
+    for nested in reversed(list(walk_nested(method))):  # a wrapper repeats what the method inside says
+        _refuse_settings(config, nested)
     check_terms(method)
     return build_chain(config.wire, method)
 
 
+def _refuse_settings(config: Run, method: Method) -> None:
+    """An error where the run sets what the method's mathematics does not allow."""
+    for path, why in method.refuses.items():
+        if _differs(config, path, "refuses"):
+            section, _, name = path.rpartition(".")
+            value = getattr(getattr(config, section) if section else config, name)
+            shown = str(value).lower() if isinstance(value, bool) else value
+            raise InputError(f"{method.name} does not go with {path} = {shown}: {why}; leave it out")
+
+
 def build_model(config: Run, data: Dataset) -> Model:
-    """The initial model of a resolved run; its weights depend on the seed alone."""
+    """The initial model of a resolved run; its weights depend on the seed alone, or are those of `init`."""
     assert config.model is not None
     number = seeds.derive(config.seed, "model")
     with (
@@ -279,6 +316,9 @@ def build_model(config: Run, data: Dataset) -> Model:
         model: object = config.method.remodel(build(config.model, data.shape, data.num_classes), data.num_classes)
     if not isinstance(model, Model):
         raise InputError(f"{config.method.name}.remodel must return a Model(body, head), got {describe(model)}")
+    if config.init is not None:
+        load_weights(model, config.init, config.init_only)
+    freeze(model, config.freeze)
     return model
 
 

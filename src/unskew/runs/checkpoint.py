@@ -10,7 +10,7 @@ The two newest checkpoints are kept, and the states that belong to them.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -77,19 +77,32 @@ def save(
 
     `rows` marks the rounds' rows as they are now, `client_rows` is the length of the clients'.
     """
-    check_names(server)
-    groups = {**server, _STATES: {"snapshot": store.snapshot()}}
-    if (snapshot := remembered.snapshot()).any():
-        groups[_REMEMBERED] = {"snapshot": snapshot}
-    about = {"split": identity.split, "data": identity.data, "rows": rows, "client_rows": client_rows}
-    notes = {"format": _FORMAT, "run": identity.run, "round": round_, **about}
-    written = storage.write_certified(folder, f"round-{round_:06d}", storage.encode(groups, notes))
+    made = Checkpoint(round_, server, store.snapshot(), remembered.snapshot(), rows, client_rows)
+    written = _write(folder, identity, made)
     # others of this round or later ones are from before the rounds were run again, with rows that are gone
     superseded = [path for path in _newest_first(folder) if _round_of(path) >= round_ and path.name != written]
     for path in (*superseded, *[path for path in _newest_first(folder) if path not in superseded][KEPT:]):
         path.unlink(missing_ok=True)
     store.prune()
     remembered.prune()
+
+
+def copy(found: Checkpoint, source: Path, folder: Path, identity: Identity, rows: Mark, client_rows: int) -> None:
+    """Writes a checkpoint of the folder `source`, and all states that belong to it, for another run's folder."""
+    for name in (state_file.NAME, state_file.SERVER_NAME):
+        state_file.copy(source, folder, name)
+    _write(folder, identity, replace(found, rows=rows, client_rows=client_rows))
+
+
+def _write(folder: Path, identity: Identity, made: Checkpoint) -> str:
+    """Writes the file of a checkpoint; gives its name."""
+    check_names(made.server)
+    groups = {**made.server, _STATES: {"snapshot": made.states}}
+    if made.remembered.any():
+        groups[_REMEMBERED] = {"snapshot": made.remembered}
+    about = {"split": identity.split, "data": identity.data, "rows": made.rows, "client_rows": made.client_rows}
+    notes = {"format": _FORMAT, "run": identity.run, "round": made.round, **about}
+    return storage.write_certified(folder, f"round-{made.round:06d}", storage.encode(groups, notes))
 
 
 def check_names(server: Groups) -> None:

@@ -26,7 +26,7 @@ from unskew.base.text import Table, parse, split_list
 from unskew.core.checks.faults import naming
 from unskew.core.checks.watching import is_foreign
 from unskew.core.method import Method, methods
-from unskew.core.schedule import read_factor
+from unskew.core.schedule import read_factor, schedules, split_rate, walk_schedules
 from unskew.core.term import check_terms
 from unskew.core.tolerance import USUAL, find_tolerance
 from unskew.data.dataset import Dataset
@@ -39,6 +39,7 @@ from unskew.runs import rules
 from unskew.runs.sections import SMALLEST, Evaluation, Execution, Local, section
 from unskew.runs.tracking import trackers
 from unskew.runs.tracking.base import Tracker
+from unskew.runs.weights import Weights, read_patterns, read_weights
 from unskew.wire.base import Processor, processors
 
 if sys.version_info >= (3, 11):
@@ -58,6 +59,19 @@ class CodeChange(TypedDict):
     """The earlier code."""
     run: NotRequired[str]
     """The hash that the run had, where the options of its parts changed with the code."""
+
+
+class Extension(TypedDict):
+    """The run went on from a shorter one."""
+
+    run: str
+    """The hash of the shorter one."""
+    rounds: int
+    """How many rounds that had."""
+    after: int
+    """The last round that was taken over."""
+    same: bool
+    """Whether these rounds are those that a run of this length has from the start."""
 
 
 @section
@@ -89,6 +103,9 @@ class Run(Component):
     wire: tuple[Processor, ...] = param(
         default=(), doc="what happens to replies on their way, such as clip(norm=1.0),quantise(bits=8) (see `wire`)"
     )
+    init: Weights | None = param(default=None, doc="a .safetensors file of weights to start from")
+    init_only: tuple[str, ...] = param(default=(), doc="which of them, such as body.*; default: all")
+    freeze: tuple[str, ...] = param(default=(), doc="parameters that stay as they are, such as body.*")
     track: tuple[Tracker, ...] = param(
         default=(), doc="where to show the run's curves: tensorboard:DIR, mlflow:DIR-or-URI, wandb:PROJECT"
     )
@@ -96,6 +113,7 @@ class Run(Component):
     code: dict[str, str] = param(default={}, doc="hashes of the user's code that the run uses; found, never believed")
     code_changes: tuple[CodeChange, ...] = param(default=(), doc="where the run went on with changed code")
     begun_in: str = param(default="", doc="the folder from which relative places of the user's code are found")
+    extended: tuple[Extension, ...] = param(default=(), doc="shorter runs that it went on from")
 
     @property
     def hash(self) -> str:
@@ -106,6 +124,8 @@ class Run(Component):
         """The same with the tables of these parts (method, model …) in the place of its own."""
         table = {**to_table(self), **parts}
         del table["plugins"], table["begun_in"]  # where code is stored is not what it does
+        if differing := [e["after"] for e in table.pop("extended") if not e["same"]]:
+            table["extended"] = differing
         changes = table.pop("code_changes")
         table["code"] = [sorted(code.values()) for code in (*(change["code"] for change in changes), self.code)]
         if not any(table["code"]):
@@ -113,12 +133,15 @@ class Run(Component):
         del table["measure"], table["track"]  # looking on changes no result
         if not self.stragglers:  # off: the same run as before this option existed
             del table["stragglers"], table["straggler_online"]
-        if not self.wire:
-            del table["wire"]
+        for key in ("wire", "init_only", "freeze"):
+            if not table[key]:
+                del table[key]
+        if "init" in table:
+            table["init"] = table["init"]["digest"]  # where the file lies is not what it holds
         if not self.evaluation.figures:
             table["evaluation"] = {key: value for key, value in table["evaluation"].items() if key != "figures"}
-        if table["local"]["schedule"] == {"name": "constant"}:
-            table["local"] = {key: value for key, value in table["local"].items() if key != "schedule"}
+        local = table["local"]
+        table["local"] = {key: value for key, value in local.items() if LATER_OPTIONS.get(key, ()) != value}
         if table["data"].get("normalisation") == "usual":
             table["data"] = {key: value for key, value in table["data"].items() if key != "normalisation"}
         table["execution"] = self.execution.rounding
@@ -136,7 +159,8 @@ class Run(Component):
 
     def find_code(self) -> dict[str, str]:
         """Hashes of the user's code that the results depend on, by readable names."""
-        parts = (self.method, self.data, self.model, self.split, self.augment, self.local.schedule, *self.wire)
+        parts = (self.method, self.data, self.model, self.split, self.augment, self.local.schedule,
+                 self.local.optimiser, *self.wire)  # fmt: skip
         return user_code.find(parts)
 
     def resolve(self, data: Dataset) -> Run:
@@ -157,8 +181,10 @@ class Run(Component):
                 f"measure {tested} looks at the common test set, whose samples pool_test deals to the clients; "
                 "leave it out of measure (--measure)"
             )
+        if self.init_only and self.init is None:
+            raise InputError("init_only (--init-only) says which of the weights of init are taken; give --init, too")
         self.execution.check()
-        self.local.check()
+        self.local.check(self.rounds)
         for tracker in self.track:
             tracker.check()
         self._warn_idle()
@@ -174,7 +200,8 @@ class Run(Component):
                 stackable=self.execution.executor == "auto" and self._may_be_stacked(),
             )
         code = self.find_code()
-        own: Table = {"code": code, "code_changes": (), "begun_in": str(Path.cwd()) if code or self.plugins else ""}
+        own: Table = {"code": code, "code_changes": (), "extended": ()}
+        own["begun_in"] = str(Path.cwd()) if code or self.plugins else ""
         local = dataclasses.replace(self.local, buffers=self.local.buffers or "average")
         return dataclasses.replace(self, clients=clients, model=model, execution=execution, local=local, **own)
 
@@ -187,20 +214,29 @@ class Run(Component):
         if evaluation.validation and self.method.output == "personal":
             warn_once(log, f"evaluation.validation = {evaluation.validation:g} holds out samples that nobody uses: "
                       f"{self.method.name} gives personal models only, which are tested at the clients")  # fmt: skip
-        schedule = self.local.chosen_schedule
-        own = not is_foreign([schedule])  # others are asked round by round
-        if own and (last := self.local.lr * read_factor(schedule, max(self.rounds - 1, 0))) < SMALLEST:
-            warn_once(log, f"the learning rate falls to {last:g} by the last round, where it changes no weight; take "
-                      "a schedule that falls more slowly")  # fmt: skip
+        self._warn_of_rates()
         drawn = self.split.draws or evaluation.validation or evaluation.local_test in ("proportional", "holdout")
         if self.split_seed is not None and not drawn:
             why = f"split {self.split.name} draws nothing, and no samples are held out"
             warn_once(log, f"split_seed = {self.split_seed} does nothing: {why}")
 
+    def _warn_of_rates(self) -> None:
+        """Says where the learning rate changes nothing, or is never what the run says."""
+        schedule = self.local.chosen_schedule.for_rounds(self.rounds)
+        if is_foreign(walk_schedules(schedule)):  # asked round by round
+            return
+        factors = [read_factor(schedule, done) for done in range(max(self.rounds, 1))]
+        if (last := self.local.lr * factors[-1]) < SMALLEST:
+            warn_once(log, f"the learning rate falls to {last:g} by the last round, where it changes no weight; take "
+                      "a schedule that falls more slowly")  # fmt: skip
+        if max(factors) < 1:
+            warn_once(log, f"local.schedule = {schedule} gives at most {max(factors):.3g} of local.lr within "
+                      f"{self.rounds} rounds; shorten its warm-up to get there")  # fmt: skip
+
     def _may_be_stacked(self) -> bool:
         """Whether `auto` may choose `stacked`: nothing in the run takes it further from `serial` than usual."""
         check_terms(self.method)
-        return self.method.stackable and find_tolerance(self.method, self.wire) <= USUAL
+        return self.method.stackable and find_tolerance(self.method, (*self.wire, self.local.optimiser)) <= USUAL
 
     @property
     def title(self) -> str:
@@ -219,7 +255,9 @@ class Run(Component):
         return {key: _without_name(key, value) for key, value in table.items()}
 
 
-RECORDED = ("code", "code_changes", "begun_in")
+LATER_OPTIONS: Table = {"schedule": {"name": "constant"}, "optimiser": {"name": "sgd"}, "nesterov": False}
+"""Options of local training that there were not always, with what they are without: there a run's hash is as before."""
+RECORDED = ("code", "code_changes", "begun_in", "extended")
 """What a run writes down of itself; in a run file it means nothing."""
 _FIRST_LINE = "# run {}; to change an option, copy this file and start another run\n"
 
@@ -261,7 +299,7 @@ SECTIONS: dict[str, type[Component]] = {"local": Local, "evaluation": Evaluation
 
 def _without_name(key: str, value: Any) -> Any:
     """A section is named by its place in the file; a method may be called as a section is."""
-    if key in SECTIONS:
+    if key in SECTIONS or key == "init":
         return {key: item for key, item in value.items() if key != "name"}
     return value
 
@@ -284,6 +322,10 @@ def from_table(table: Mapping[str, Any], *, fresh: bool = True) -> Run:
             values[key] = read_measures(value)
         elif key == "wire":
             values[key] = read_processors(value)
+        elif key == "init":
+            values[key] = read_weights(value)
+        elif key in ("init_only", "freeze"):
+            values[key] = read_patterns(key, value)
         elif key == "track":
             values[key] = read_trackers(value)
         elif key in registries:
@@ -365,12 +407,27 @@ def _section(key: str, value: Any) -> Component:
         return value
     if not isinstance(value, Mapping):
         raise InputError(f"{key}: expected a table of options, got {value!r}")
+    value = _split_rate(value) if key == "local" and "lr" in value else value
     known = [field.name for field in dataclasses.fields(SECTIONS[key])]
     for name in value:
         if name not in known:
             raise InputError(f"{key} has no option '{name}'; {nearest(name, known)}")
     kinds = component_fields(SECTIONS[key])
     return construct(SECTIONS[key], {name: kinds[name].build(v) if name in kinds else v for name, v in value.items()})
+
+
+def _split_rate(table: Mapping[str, Any]) -> Table:
+    """The table of local training with a plain rate, and the schedule that was written with it."""
+    rate, named = split_rate(table["lr"])
+    if named is None:
+        return {**table, "lr": rate}
+    given = table.get("schedule")
+    if given is not None and schedules.build(given) != schedules.build("constant"):
+        raise InputError(
+            f"local.lr (--lr) = {table['lr']} and local.schedule (--schedule) = {given} both name a schedule; "
+            "leave one of them out"
+        )
+    return {**table, "lr": rate, "schedule": named}
 
 
 def read_file(path: Path) -> Table:
@@ -432,8 +489,9 @@ def read_assignment(text: str) -> tuple[str, Any]:
 FLAGS = {
     "method": "method", "data": "data", "model": "model", "split": "split", "clients": "clients", "sample": "sample",
     "rounds": "rounds", "epochs": "local.epochs", "steps": "local.steps", "batch": "local.batch", "lr": "local.lr",
-    "lr_decay": "local.lr_decay", "schedule": "local.schedule", "momentum": "local.momentum",
-    "weight_decay": "local.weight_decay",
+    "lr_decay": "local.lr_decay", "schedule": "local.schedule", "optimiser": "local.optimiser",
+    "momentum": "local.momentum", "nesterov": "local.nesterov", "weight_decay": "local.weight_decay",
+    "clip": "local.clip",
     "augment": "augment", "buffers": "local.buffers", "dropout": "dropout", "stragglers": "stragglers",
     "straggler_online": "straggler_online", "seed": "seed", "split_seed": "split_seed",
     "eval_every": "evaluation.every", "clients_every": "evaluation.clients_every",
@@ -443,6 +501,6 @@ FLAGS = {
     "gpus": "execution.gpus", "checkpoint_every": "execution.checkpoint_every",
     "chunk": "execution.chunk", "compile": "execution.compile", "memory_format": "execution.memory_format",
     "device": "execution.device", "precision": "execution.precision", "measure": "measure",
-    "wire": "wire", "track": "track",
+    "wire": "wire", "track": "track", "init": "init", "init_only": "init_only", "freeze": "freeze",
 }  # fmt: skip
 """The short names of options, on the command line and in Python; every other one is set by its path."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from unskew.base import storage, tree, user_code
 from unskew.base.errors import InputError, SlotError, let_pass
@@ -30,12 +30,12 @@ from unskew.data.files.download import Progress
 from unskew.measures.classification import Confusion, Tally, Tested
 from unskew.measures.recorder import Recorder
 from unskew.models.base import Architecture, Model
-from unskew.runs import checkpoint, rules
+from unskew.runs import checkpoint, extending, rules
 from unskew.runs.building import Prepared, make_executor, prepare
 from unskew.runs.calibration import settle
 from unskew.runs.client_store import SavedStates, StateStore
 from unskew.runs.config import RECORDED, CodeChange, Run
-from unskew.runs.evaluation import evaluate_clients, evaluate_global
+from unskew.runs.evaluation import evaluate_clients, evaluate_global, find_due
 from unskew.runs.folder import Row, RunFolder
 from unskew.runs.last_test import FIGURES, arrange_tests, read_confusion, write_tests
 from unskew.runs.models import Models, find_unused
@@ -44,6 +44,7 @@ from unskew.runs.summary import check_summary, read_finished, summarise
 from unskew.runs.tracked import describe
 from unskew.runs.tracking.base import Tracker
 from unskew.runs.tracking.keeping import Tracking
+from unskew.runs.weights import Weights
 
 MakeExecutor = Callable[[Run, Task], Executor]
 """Makes who does the clients' work."""
@@ -133,6 +134,8 @@ def start(
         server = _try_server(config, task)
         task = replace(task, profile=profile)
         if folder is None:
+            if every := config.execution.checkpoint_every:
+                warn_once(log, f"execution.checkpoint_every = {every} does nothing without out: no folder to write to")
             return _Loop(config, task, None, watch, executor).run(server)
         folder.create(config)
         with folder.lock():
@@ -148,6 +151,7 @@ def resume(
     watch: Watch | None = None,
     executor: str | None = None,
     model: Architecture | None = None,
+    init: Weights | None = None,
     accept_changed_code: bool = False,
     known: Run | None = None,
     track: Sequence[Tracker] | None = None,
@@ -158,12 +162,7 @@ def resume(
     caller has it already. `track`: other trackers than the run has been shown to.
     """
     folder, config = RunFolder.open(Path(path), known, accept_changed_code)
-    if folder.finished:
-        check_summary(config, read_finished(folder), folder.path)
-    if model is not None:
-        config = _give_model(config, model, folder)
-    if executor is not None:
-        config = _change_executor(config, executor, folder)
+    config = _reopen(folder, config, model, init, executor)
     if track is not None:
         config = replace(config, track=tuple(track))
     config = _compare_code(config, known.code if known else config.find_code(), folder, accept_changed_code)
@@ -176,6 +175,61 @@ def resume(
         folder.drop_torn_lines()
         recorded = {key: getattr(config, key) for key in RECORDED}
         return _Loop(replace(settle(prepared.config, task), **recorded), task, folder, watch).run()
+
+
+def extend(
+    path: Path | str,
+    rounds: int,
+    out: Path | str | None = None,
+    *,
+    data_dir: Path | None = None,
+    dataset: Dataset | None = None,
+    watch: Watch | None = None,
+    executor: str | None = None,
+    model: Architecture | None = None,
+    init: Weights | None = None,
+    accept_changed_code: bool = False,
+    announce: Callable[[Path, Run], None] | None = None,
+) -> Result:
+    """Continues a run to more rounds, in a folder of its own: `out`, else one beside it; the old one stays as it is.
+
+    The result is that of so many rounds from the start, bit for bit, unless something depends on their number: then a
+    line says so, and it is another run by its hash. `announce` is called with folder and run before the first round.
+    """
+    new = RunFolder(Path(out)) if out is not None else None
+    if new is not None:
+        new.check_free()  # before anything takes time
+    folder, config = RunFolder.open(Path(path), accept=accept_changed_code)
+    begun = _reopen(folder, config, model, init, executor)
+    config = _compare_code(begun, begun.find_code(), folder, accept_changed_code)
+    with prepare_process(config.execution.threads):
+        with folder.lock():
+            if not folder.finished:
+                folder.drop_torn_lines()
+            extending.check_rounds(folder, config, rounds)
+            prepared = prepare(replace(config, rounds=rounds), data_dir, dataset, saved_split=folder.split)
+            task = prepared.task
+            short = _identify(config, task)
+            found = checkpoint.load_newest(folder.checkpoints, short, max(folder.rounds(), default=0))
+            made = extending.describe(begun, rounds, found, folder.path)
+            begun, config = (extending.lengthen(each, rounds, made) for each in (begun, config))
+            new = new or RunFolder(extending.choose_place(folder.path, made["run"], config))
+            extending.take_over(folder, found, new, begun, replace(short, run=begun.hash))
+        if announce is not None:
+            announce(new.path, config)
+        recorded = {key: getattr(config, key) for key in RECORDED}
+        with new.lock():
+            return _Loop(replace(settle(prepared.config, task), **recorded), task, new, watch).run()
+
+
+def _reopen(
+    folder: RunFolder, config: Run, model: Architecture | None, init: Weights | None, executor: str | None
+) -> Run:
+    """The run of a folder, to go on with; a finished one must be as it was left."""
+    if folder.finished:
+        check_summary(config, read_finished(folder), folder.path)
+    config = _give(config, model, init, folder)
+    return config if executor is None else _change_executor(config, executor, folder)
 
 
 def proceed(
@@ -196,12 +250,12 @@ def look(
     data_dir: Path | None = None,
     dataset: Dataset | None = None,
     model: Architecture | None = None,
+    init: Weights | None = None,
     accept_changed_code: bool = False,
 ) -> Models:
     """What a run's models are made of, as of its newest whole checkpoint; runs nothing and writes nothing."""
     folder, config = RunFolder.open(Path(path), accept=accept_changed_code)
-    if model is not None:
-        config = _give_model(config, model, folder)
+    config = _give(config, model, init, folder)
     config = _compare_code(config, config.find_code(), folder, accept_changed_code)
     with prepare_process(config.execution.threads):
         prepared = prepare(config, data_dir, dataset, saved_split=folder.split if folder.split.exists() else None)
@@ -227,14 +281,20 @@ def _identify(config: Run, task: Task) -> checkpoint.Identity:
     return checkpoint.Identity(config.hash, frozenset(config.hashes), partition.hash, partition.data)
 
 
-def _give_model(config: Run, model: Architecture, folder: RunFolder) -> Run:
-    """The run with the model that a Python program hands over; any other than it began with is refused."""
-    given = replace(config, model=model)
-    if given.hash != config.hash:
-        raise InputError(
-            f"{folder.path} was begun with the model {config.model}, got {model}; hand over the module it began with"
-        )
-    return given
+def _give(config: Run, model: Architecture | None, init: Weights | None, folder: RunFolder) -> Run:
+    """The run with what a Python program hands over; anything else than it began with is refused."""
+    for key, what in (("model", model), ("init", init)):
+        if what is None:
+            continue
+        changed: dict[str, Any] = {key: what}
+        given = replace(config, **changed)
+        if given.hash != config.hash:
+            raise InputError(
+                f"{folder.path} was begun with the {key} {getattr(config, key) or 'of its seed'}, got {what}; hand "
+                f"over the {'module' if key == 'model' else 'weights'} it began with"
+            )
+        config = given
+    return config
 
 
 def _compare_code(config: Run, now: dict[str, str], folder: RunFolder, accept: bool) -> Run:
@@ -447,6 +507,11 @@ class _Loop:
         found = checkpoint.load_newest(self.folder.checkpoints, _identify(self.config, self.task), unbroken)
         if found is not None and found.rows is not None:
             self.folder.check_rows(found.rows, found.round)
+        if found is None and self.folder.finished:
+            log.warning(
+                "%s is finished, but holds no checkpoint any more: its rounds are run again for what only that held",
+                self.folder.path,
+            )
         return found
 
     def _record(self, done: Round, executor: Executor) -> None:
@@ -503,24 +568,23 @@ class _Loop:
             log.warning("round %d: %s: the run diverged; %s (later rounds only in rounds.jsonl)", number, why, remedy)
 
     def _evaluate(self, done: Round, executor: Executor) -> tuple[Row, list[Row]]:
-        wanted, number, method = self.config.evaluation, done.number, self.task.method
+        number, wanted = done.number, self.config.evaluation
         final = number == self.config.rounds or bool(done.failed)
+        tests_global, tests_clients = find_due(self.config, number, final)
         figures: Row = {}
         client_rows: list[Row] = []
         known = None
-        # with pool_test the test samples are training samples of the clients, so only their held-out ones can test
-        tests_global = method.output != "personal" and not self.config.pool_test
         tallies: dict[str, Tally] = {}
-        if tests_global and (final or number % wanted.every == 0):
-            if final or wanted.figures:
+        closely = final or wanted.figures
+        if tests_global:
+            if closely:
                 tallies["figures"] = self._make_tally()
             figures, known = evaluate_global(self.task, executor, done.server, number, tally=tallies.get("figures"))
             if self.task.federation.dataset.validation is not None:
                 validated, _ = evaluate_global(self.task, executor, done.server, number, "validate")
                 figures["validation"] = validated["accuracy"]
-        often = wanted.clients_every or (0 if tests_global and method.output in ("global", "tuned") else wanted.every)
-        if wanted.local_test != "none" and (final or (often and number % often == 0)):
-            if (final or wanted.figures) and not (tests_global and method.output == "global"):
+        if tests_clients:
+            if closely and (self.config.pool_test or self.task.method.output != "global"):
                 tallies["personal_figures"] = self._make_tally()
             arguments = (self.task, executor, self.store, done.server, number, wanted.max_clients, known)
             figures["personal"], client_rows = evaluate_clients(*arguments, tally=tallies.get("personal_figures"))

@@ -15,6 +15,19 @@ from unskew.core.jobs import Executor, Job, Kind, StateStore
 from unskew.core.task import Task
 from unskew.measures.accuracy import accuracy_and_loss, class_accuracy, over_clients
 from unskew.measures.classification import Tally
+from unskew.runs.config import Run
+
+
+def find_due(config: Run, round_: int, final: bool) -> tuple[bool, bool]:
+    """Whether the global model is tested after a round, and whether clients are; `final`: it is the run's last one."""
+    wanted, output = config.evaluation, config.method.output
+    # with pool_test the test samples are training samples of the clients, so only their held-out ones can test
+    tests_global = output != "personal" and not config.pool_test
+    often = wanted.clients_every or (0 if tests_global and output in ("global", "tuned") else wanted.every)
+    return (
+        tests_global and (final or round_ % wanted.every == 0),
+        wanted.local_test != "none" and (final or bool(often and round_ % often == 0)),
+    )
 
 
 def evaluate_global(

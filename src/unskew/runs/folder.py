@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 Row = dict[str, Any]
 SUMMARY = {"method", "data", "rounds", "accuracy", "personal", "loss", "bytes_up", "bytes_down", "seconds", "diverged"}
 """What every summary.json holds, at least."""
-KNOWN = ("plugins", "method", "data", "model", "split", "augment", "wire")
+KNOWN = ("plugins", "method", "data", "model", "split", "augment", "wire", "init")
 """What the user's code may be in, and what a program may hand over: taken from a run that is known."""
 
 
@@ -76,6 +76,10 @@ class RunFolder:
             let_pass(error)
             reason = error.strerror or error
             raise InputError(f"cannot create the run folder {self.path}: {reason}; choose another --out") from None
+        self.write_run(run)
+
+    def write_run(self, run: Run) -> None:
+        """The resolved run."""
         self._write("run.toml", run.to_toml().encode())
 
     def check_free(self) -> None:

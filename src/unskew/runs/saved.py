@@ -24,11 +24,12 @@ from unskew.data.files.arrays import to_inputs
 from unskew.measures.classification import Confusion
 from unskew.models.base import Architecture, Model
 from unskew.runs import engine
-from unskew.runs.config import Run, read_file
+from unskew.runs.config import Extension, Run, read_file
 from unskew.runs.folder import Row, RunFolder
 from unskew.runs.last_test import read_confusion
 from unskew.runs.models import Models, read_client
 from unskew.runs.summary import read_finished
+from unskew.runs.weights import Weights
 
 
 class SavedRun:
@@ -41,11 +42,13 @@ class SavedRun:
         data_dir: Path | None = None,
         dataset: Dataset | None = None,
         model: Architecture | None = None,
+        init: Weights | None = None,
         accept_changed_code: bool = False,
     ) -> None:
         self._folder = RunFolder.at(path)
         self._given: dict[str, Any] = {
-            "data_dir": data_dir, "dataset": dataset, "model": model, "accept_changed_code": accept_changed_code,
+            "data_dir": data_dir, "dataset": dataset, "model": model, "init": init,
+            "accept_changed_code": accept_changed_code,
         }  # fmt: skip
 
     def __repr__(self) -> str:
@@ -91,12 +94,19 @@ class SavedRun:
     def about(self) -> Row:
         """What was run, in a few words; it needs no code of the user's."""
         table = self._table
-        wanted = ("method", "data", "model", "split", "clients", "sample", "rounds", "seed")
+        wanted = ["method", "data", "model", "split", "clients", "sample", "rounds", "seed"]
+        wanted += [key for key in ("init", "init_only", "freeze") if table.get(key)]
         try:
             return {key: _plain(getattr(self.config, key)) for key in wanted}
         except InputError:  # its code is gone: the summary still says it
             written = self.summary if self.finished else {}
             return {key: written.get(key, _name(table.get(key))) for key in wanted}
+
+    @property
+    def extended(self) -> list[Extension]:
+        """The shorter runs that it went on from."""
+        found: list[Extension] = self._table.get("extended", [])
+        return found
 
     @property
     def output(self) -> str:
@@ -223,6 +233,8 @@ def find_runs(place: Path) -> list[SavedRun]:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value))
     return value if isinstance(value, (int, float, type(None))) else str(value)
 
 

@@ -146,6 +146,21 @@ def read_from(folder: Path, snapshot: Tensor, client: int, name: str = NAME) -> 
     return None if row is None else _certify(path, client, *row)
 
 
+def copy(source: Path, folder: Path, name: str = NAME) -> None:
+    """Copies such a file, if there is one, to another folder; what no snapshot has is not among it."""
+    if not (source / name).exists():
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with (
+            closing(sqlite3.connect(f"{(source / name).absolute().as_uri()}?mode=ro", uri=True)) as old,
+            closing(sqlite3.connect(folder / name)) as new,
+        ):
+            old.backup(new)
+    except sqlite3.Error as error:
+        raise _explain(error, folder / name) from None
+
+
 def check(folder: Path, snapshot: Tensor, name: str = NAME) -> None:
     """An error unless every state that a snapshot means is there as it was written."""
     last, clients, total = snapshot.tolist()

@@ -30,6 +30,7 @@ def summarise(config: Run, task: Task, rows: list[Row]) -> Row:
         **({"wire": [str(processor) for processor in config.wire]} if config.wire else {}),
         **({"code": config.code} if config.code else {}),
         **({"code_changes": list(config.code_changes)} if config.code_changes else {}),
+        **({"extended": list(config.extended)} if config.extended else {}),
         "split_hash": task.federation.partition.hash,
         "seed": config.seed,
         "train_samples": len(task.federation.dataset.train),

@@ -81,6 +81,9 @@ def _pixels(content: bytes, where: str, size: int, grey: bool) -> bytes:
                     f"{where}: holds floating-point pixels, whose range is unknown; save images with 8 or 16 bits, or "
                     "all of them as floats in an .npz"
                 )
+            pictures = getattr(image, "n_frames", 1)
+            if pictures > 1 and image.format != "MPO":  # a camera's JPEG with its own preview
+                raise InputError(f"{where}: holds {pictures} pictures (animation, stack); save one picture a file")
             shown = _eight_bit(image).convert("L" if grey else "RGB")
     except (OSError, SyntaxError, ValueError, EOFError, zlib.error, Image.DecompressionBombError) as error:
         if is_from_signal(error):

@@ -44,7 +44,7 @@ def load_npz_dataset(
     `labels` chooses among the labels: CIFAR-100 has `train_coarse_labels`, too. `test` is the share of test samples
     where the file has no split of its own.
     """
-    arrays = _read_npz(path)
+    arrays = _read_one_layout(path)
     if any(key in arrays for pair in NAMINGS for key in (pair[0].format("train"), pair[1].format("train"))):
         train, held_out = _read_part(path, arrays, "train", labels), _read_part(path, arrays, "test", labels)
         groups = _find_groups(arrays)
@@ -70,7 +70,7 @@ def load_npz_samples(path: Path) -> tuple[Samples, tuple[str, ...] | None, int]:
 
     Labels are numbers of classes that others know, so that some may never occur.
     """
-    arrays = _read_npz(path)
+    arrays = _read_one_layout(path)
     if any(x.format("train") in arrays for x, _ in NAMINGS):
         own = _read_part(path, arrays, "train", "labels")
         left_out = next((len(arrays[y.format("test")]) for _, y in NAMINGS if y.format("test") in arrays), 0)
@@ -89,6 +89,15 @@ def read_npy(path: Path) -> Array:
     if not isinstance(array, np.ndarray):
         raise InputError(f"{path}: expected an .npy array, got an archive of several; unpack it")
     return array
+
+
+def _read_one_layout(path: Path) -> Arrays:
+    """All arrays of an .npz, in which samples have one name: with two, nobody knows which are meant."""
+    arrays = _read_npz(path)
+    found = [x for x in (*(x.format("train") for x, _ in NAMINGS), *(x for x, _ in WHOLE)) if x in arrays]
+    if len(found) > 1:
+        raise InputError(f"{path}: holds '{found[0]}' and '{found[1]}', of which only one can be meant; keep one")
+    return arrays
 
 
 def _read_npz(path: Path) -> Arrays:

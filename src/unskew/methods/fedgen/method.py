@@ -138,6 +138,8 @@ class FedGen(Method):
         """Trains the generator on the round's heads, then averages the models."""
         model, changes = server["model"], [change for change, _ in merged["heads"].values()]
         heads = {name: torch.stack([model[name] + own[name] for own in changes]) for name in changes[0]}
+        if not heads:  # frozen: all clients have the same one
+            heads = {n: v.expand(len(changes), *v.shape) for n, v in model.items() if n.startswith("head.")}
         counts = torch.stack([own["classes"] for own, _ in merged["counts"].values()])
         how = Training(
             self.gen_steps, self.gen_batch, self.noise, self.gen_lr * self.decay ** (s.round - 1), self.gen_weight_decay
