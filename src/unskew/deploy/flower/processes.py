@@ -130,10 +130,9 @@ def _end_with_parent() -> None:
 
 
 def start_link(folder: DeployFolder, about: Deployment, port: int) -> subprocess.Popen[bytes]:
-    """Flower's server process, which carries messages, on the loopback address alone; it keeps what it knows of sites
-    in a database."""
+    """Flower's server process, which carries messages, on the loopback address alone; it keeps nothing on disk."""
     words = [find_command("flower-superlink"), "--host", "127.0.0.1", "--port", str(port), "--isolation", "process",
-             "--database", str(folder.server / "state.db"), "--disable-runtime-dependency-installation"]  # fmt: skip
+             "--disable-runtime-dependency-installation"]  # fmt: skip
     if about.secure:
         at = folder.server
         words += ["--ssl-ca-certfile", str(at / "ca.crt"), "--ssl-certfile", str(at / "server.crt"), "--ssl-keyfile",
@@ -194,17 +193,15 @@ def wait_for_link(folder: DeployFolder, port: int, link: subprocess.Popen[bytes]
     raise InputError(f"Flower's server did not answer at port {port} within {seconds:g} s; see {folder.link_log}")
 
 
-def register_sites(folder: DeployFolder, about: Deployment) -> dict[str, int]:
-    """Makes the sites' keys known to the server, each once; which node is which site."""
-    known = read_nodes(folder)
+def register_sites(folder: DeployFolder, about: Deployment) -> None:
+    """Makes the sites' keys known to a server that was just started, and keeps which node is which site."""
+    known = {}
     for name in about.sites:
-        if name not in known:
-            answer = call_flower(folder, "supernode", "register", str(folder.site(name).path / "key.pub"), CONNECTION)
-            if "node-id" not in answer:
-                raise InputError(f"Flower refused the key of site '{name}': {answer.get('error-message', answer)}")
-            known[name] = int(answer["node-id"])
-            storage.write_atomic(folder.nodes_file, json.dumps(known).encode())
-    return known
+        answer = call_flower(folder, "supernode", "register", str(folder.site(name).path / "key.pub"), CONNECTION)
+        if "node-id" not in answer:
+            raise InputError(f"Flower refused the key of site '{name}': {answer.get('error-message', answer)}")
+        known[name] = int(answer["node-id"])
+    storage.write_atomic(folder.nodes_file, json.dumps(known).encode())
 
 
 def read_nodes(folder: DeployFolder) -> dict[str, int]:

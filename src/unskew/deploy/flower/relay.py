@@ -17,7 +17,7 @@ import re
 import socket
 import ssl
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,8 @@ _NOTHING_YET = {"pull-messages": b"", "acquire-task": b"", "pull-object": b"\x08
 _HOP = {b"connection", b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade", b"host", b"proxy-connection"}
 _MOST_REFUSALS = 1000
 _READY = 30.0
+_QUIET = 0.05
+"""Seconds between two requests of somebody who pushes a message with its parts."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,28 @@ def open_listener(host: str, port: int = 0) -> socket.socket:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
         raise InputError(f"cannot listen at {host}:{port}: {error.strerror or error}; choose another address") from None
+
+
+class _News:
+    """An event that is set when pushing has stopped for a moment: a message is listed before its parts have come."""
+
+    def __init__(self) -> None:
+        self.event, self._busy = asyncio.Event(), 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self) -> None:
+        self._busy += 1
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def end(self) -> None:
+        self._busy -= 1
+        if not self._busy:
+            self._timer = asyncio.get_running_loop().call_later(_QUIET, self._wake)
+
+    def _wake(self) -> None:
+        self.event.set()
+        self.event = asyncio.Event()
 
 
 class Relay:
@@ -92,7 +116,7 @@ class Relay:
         self._thread.join(10)
 
     async def _serve(self) -> None:
-        self._news = asyncio.Event()
+        self._news = {door.interface: _News() for door in self._doors}
         verify = ssl.create_default_context(cafile=str(self._ca)) if self._ca else False
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=50)
         timeout = httpx.Timeout(SLOW, pool=None)
@@ -121,20 +145,26 @@ class Relay:
             self._refused.add((who, what))
             self._say(f"refused {what} from {who}: only /v1/{allowed}/ is let through")
 
-    def tell(self) -> None:
-        """Something was pushed: whoever waits asks again."""
-        self._news.set()
-        self._news = asyncio.Event()
+    @contextlib.contextmanager
+    def pushing(self, interface: str) -> Iterator[None]:
+        """While something is pushed through the door of this interface."""
+        others = [news for at, news in self._news.items() if at != interface]
+        for news in others:
+            news.begin()
+        try:
+            yield
+        finally:
+            for news in others:
+                news.end()
+
+    def find_news(self, interface: str) -> asyncio.Event:
+        """What is set when others have pushed something that this door's guests may wait for."""
+        return self._news[interface].event
 
     async def wait(self, news: asyncio.Event) -> None:
-        """Until something was pushed, or for the usual time."""
+        """Until there is news, or for the usual time."""
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(news.wait(), self._period)
-
-    @property
-    def news(self) -> asyncio.Event:
-        """What is set when the next thing is pushed."""
-        return self._news
 
     async def ask(self, path: str, headers: list[tuple[bytes, bytes]], content: Any) -> httpx.Response:
         """Flower's answer, of which the body is still to be read."""
@@ -182,9 +212,9 @@ class _Passage:
         headers = [(name, value) for name, value in scope["headers"] if name not in _HOP]
         nothing = _NOTHING_YET.get(found[1])
         if nothing is None or int(length) > _HELD_LIMIT:
-            response = await self._relay.ask(path, headers, _read_body(receive))
-            if found[1].startswith("push-") and response.status_code == 200:
-                self._relay.tell()
+            is_push = found[1].startswith("push-")
+            with self._relay.pushing(self._door.interface) if is_push else contextlib.nullcontext():
+                response = await self._relay.ask(path, headers, _read_body(receive))
             await _hand_back(response, send)
             return
         content = b"".join([part async for part in _read_body(receive)])
@@ -201,7 +231,7 @@ class _Passage:
         deadline = now() + self._door.hold
         try:
             while not gone.done():
-                news = self._relay.news
+                news = self._relay.find_news(self._door.interface)
                 response = await self._relay.ask(path, headers, content)
                 size = int(response.headers.get("content-length", len(nothing) + 1))
                 if response.status_code != 200 or size > len(nothing):
