@@ -49,6 +49,7 @@ def main() -> None:
     """The command's words after the socket's place and the command's own."""
     place, command, *words = sys.argv[1:]
     if not hand_over(place, [os.path.basename(command), *words], os.environ, 1, 2):
+        os.write(2, f"unskew: no warm process; {os.path.basename(command)} starts by itself\n".encode())
         os.execv(command, [command, *words])
 
 

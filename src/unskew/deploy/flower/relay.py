@@ -161,10 +161,10 @@ class Relay:
         """What is set when others have pushed something that this door's guests may wait for."""
         return self._news[interface].event
 
-    async def wait(self, news: asyncio.Event) -> None:
-        """Until there is news, or for the usual time."""
+    async def wait(self, news: asyncio.Event, seconds: float) -> None:
+        """Until there is news, or for the usual time, or for so long."""
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(news.wait(), self._period)
+            await asyncio.wait_for(news.wait(), min(self._period, seconds))
 
     async def ask(self, path: str, headers: list[tuple[bytes, bytes]], content: Any) -> httpx.Response:
         """Flower's answer, of which the body is still to be read."""
@@ -236,9 +236,9 @@ class _Passage:
                 size = int(response.headers.get("content-length", len(nothing) + 1))
                 if response.status_code != 200 or size > len(nothing):
                     return response
-                if await response.aread() != nothing or now() > deadline:
+                if await response.aread() != nothing or now() >= deadline:
                     return response
-                await self._relay.wait(news)
+                await self._relay.wait(news, deadline - now())
         finally:
             gone.cancel()
         return None
