@@ -69,14 +69,14 @@ class _Node:
                 relay.start()
                 ending.callback(relay.close)
                 ending.callback(end, start_executor(self.folder.home, apps, node, self.folder.log, self.folder.path))
-                self._watch(node, began)
+                self._watch(node, relay, began)
             self._consider(self._read_log(began))
             time.sleep(_PAUSE)
 
-    def _watch(self, node: subprocess.Popen[bytes], began: int) -> None:
+    def _watch(self, node: subprocess.Popen[bytes], relay: Relay, began: int) -> None:
         """Waits for its end; says when it is connected."""
         connected = False
-        while node.poll() is None:
+        while node.poll() is None and relay.works:
             time.sleep(0.5)
             if not connected and "SuperNode ID: " in self._read_log(began):
                 connected, self.refused_since = True, None

@@ -22,6 +22,7 @@ import tomli_w
 
 from unskew.base import storage
 from unskew.base.errors import InputError
+from unskew.deploy.channel import listen
 from unskew.deploy.flower import handover, warm
 from unskew.deploy.folder import DeployFolder, Deployment
 from unskew.deploy.site_folder import AboutSite, SiteFolder
@@ -88,13 +89,16 @@ def _find_warm(name: str, home: Path) -> str:
     return str(found) if found.exists() else find_command(name)
 
 
-def _start(words: Sequence[str], home: Path, log: Path, folder: Path) -> subprocess.Popen[bytes]:
-    """A process that ends with this one, and is not in the way of Ctrl-C."""
+def _start(
+    words: Sequence[str], home: Path, log: Path, folder: Path, *sockets: socket.socket
+) -> subprocess.Popen[bytes]:
+    """A process that ends with this one, and is not in the way of Ctrl-C; it is handed these open sockets."""
     home.mkdir(exist_ok=True)
     with log.open("ab") as file:
         return subprocess.Popen(
             words, env=make_environment(home), cwd=folder, stdin=subprocess.DEVNULL, stdout=file,
             stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=_end_with_parent if _libc else None,
+            pass_fds=[each.fileno() for each in sockets],
         )  # fmt: skip
 
 
@@ -104,11 +108,12 @@ def start_warm(role: str, home: Path, log: Path, folder: Path) -> subprocess.Pop
     place.mkdir(parents=True, exist_ok=True)
     script = [sys.executable, "-I", "-S", handover.__file__, str(home / "warm")]
     for name in warm.COMMANDS[role]:
-        words = " ".join(shlex.quote(word) for word in [*script, find_command(name)])
-        storage.write_atomic(place / name, f'#!/bin/sh\nexec {words} "$@"\n'.encode())
+        command = shlex.join([*script, find_command(name)])
+        storage.write_atomic(place / name, f'#!/bin/sh\nexec {command} "$@"\n'.encode())
         (place / name).chmod(0o700)
-    words = [sys.executable, "-m", warm.__name__, str(home / "warm"), role]
-    return _start(words, home, log, folder)
+    with listen(home / "warm") as listener:  # open at once: who comes early waits in line
+        words = [sys.executable, "-m", warm.__name__, role, str(listener.fileno())]
+        return _start(words, home, log, folder, listener)
 
 
 def start_executor(

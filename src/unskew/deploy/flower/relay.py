@@ -109,6 +109,11 @@ class Relay:
         if not self._ready.wait(_READY):
             raise InputError("the doors before Flower's server did not open; look at the server's memory and files")
 
+    @property
+    def works(self) -> bool:
+        """Whether the doors are open."""
+        return self._thread.is_alive()
+
     def close(self) -> None:
         """Closes the doors; what was begun gets a second."""
         for server in self._servers:

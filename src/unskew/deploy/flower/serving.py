@@ -61,7 +61,7 @@ def _supervise(folder: DeployFolder, about: Deployment, say: Callable[[str], Non
             ending.callback(relay.close)
             ending.callback(end, start_executor(folder.home, apps, link, folder.link_log, folder.server))
             say(f"listening at {about.address} for {', '.join(about.sites)}")
-            while link.poll() is None:
+            while link.poll() is None and relay.works:
                 time.sleep(0.5)
         if time.monotonic() - began < _SOON:
             raise InputError(f"Flower's server ended at once; see the end of {folder.link_log}")

@@ -21,7 +21,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from unskew.deploy.channel import listen
 from unskew.deploy.flower.handover import LENGTH, STARTED
 
 MODULES = {
@@ -36,9 +35,8 @@ _LIMIT = 1 << 24
 
 
 def main() -> None:
-    """Serves at a socket for `server` or `site` until it is ended; in a child, runs the command."""
-    place, role = Path(sys.argv[1]), sys.argv[2]
-    listener = listen(place)
+    """Serves `server` or `site` at a socket that is open already until it is ended; in a child, runs the command."""
+    role, listener = sys.argv[1], socket.socket(fileno=int(sys.argv[2]))
     commands = {name: load_command(name) for name in COMMANDS[role]}
     importlib.import_module(MODULES[role])
     gc.collect()
