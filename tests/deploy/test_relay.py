@@ -145,6 +145,23 @@ def test_nothing_is_fetched_for_one_who_has_gone(flower, opened):
     assert flower.paths().count("/v1/fleet/pull-messages") == 1
 
 
+def test_closing_lets_those_go_who_are_held(flower, caplog):
+    listener = open_listener("127.0.0.1")
+    relay = Relay(flower.address, [Door(listener, "fleet", 30.0)], lambda text: None, period=30.0)
+    relay.start()
+    found = []
+    address = f"http://127.0.0.1:{listener.getsockname()[1]}/v1/fleet/pull-messages"
+    asking = threading.Thread(target=lambda: found.append(httpx.post(address, content=b"me", timeout=20)))
+    asking.start()
+    while not flower.asked:
+        time.sleep(0.01)
+    began = time.monotonic()
+    relay.close()
+    asking.join(5)
+    assert found[0].content == b"" and time.monotonic() - began < 5
+    assert not relay.works and not caplog.records
+
+
 def test_a_server_that_is_down_is_a_bad_gateway(flower, opened):
     flower.close()
     assert httpx.post(f"{opened[0]}/v1/fleet/push-object", content=b"a").status_code == 502

@@ -42,13 +42,14 @@ def attend(folder: SiteFolder, about: AboutSite, say: Callable[[str], None], *, 
     with presence.hold(folder.lock, f"site '{about.name}'"):
         daemon = Daemon(Site(own.samples, folder.state, own.classes, limit=limit), folder.socket)
         say(f"{about.name}: {len(own.samples)} samples; looking for the server at {about.server}")
-        daemon.start()
+        working = daemon.start()
         warm = start_warm("site", folder.home, folder.log, folder.path)
         try:
             _Node(folder, about, say).supervise()
         finally:
             end(warm)
             daemon.close()
+            working.join(5)  # a thread that is in torch when the process ends takes it down
 
 
 class _Node:

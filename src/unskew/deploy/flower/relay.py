@@ -80,9 +80,9 @@ class _News:
     def end(self) -> None:
         self._busy -= 1
         if not self._busy:
-            self._timer = asyncio.get_running_loop().call_later(_QUIET, self._wake)
+            self._timer = asyncio.get_running_loop().call_later(_QUIET, self.wake)
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
         self.event.set()
         self.event = asyncio.Event()
 
@@ -102,6 +102,7 @@ class Relay:
         self._servers: list[uvicorn.Server] = []
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="unskew relay", daemon=True)
         self._ready = threading.Event()
+        self.closing = False
 
     def start(self) -> None:
         """Opens the doors."""
@@ -115,12 +116,20 @@ class Relay:
         return self._thread.is_alive()
 
     def close(self) -> None:
-        """Closes the doors; what was begun gets a second."""
-        for server in self._servers:
-            server.should_exit = True
+        """Closes the doors; whoever was held goes with an empty answer, what else was begun gets a second."""
+        self.closing = True
+        with contextlib.suppress(RuntimeError):  # they have closed already
+            self._loop.call_soon_threadsafe(self._release)
         self._thread.join(10)
 
+    def _release(self) -> None:
+        for news in self._news.values():
+            news.wake()
+        for server in self._servers:
+            server.should_exit = True
+
     async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
         self._news = {door.interface: _News() for door in self._doors}
         verify = ssl.create_default_context(cafile=str(self._ca)) if self._ca else False
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=50)
@@ -241,7 +250,7 @@ class _Passage:
                 size = int(response.headers.get("content-length", len(nothing) + 1))
                 if response.status_code != 200 or size > len(nothing):
                     return response
-                if await response.aread() != nothing or now() >= deadline:
+                if await response.aread() != nothing or now() >= deadline or self._relay.closing:
                     return response
                 await self._relay.wait(news, deadline - now())
         finally:
