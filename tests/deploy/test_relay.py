@@ -70,7 +70,7 @@ def opened(flower):
     """Two doors: their addresses, what was said."""
     fleet, apps = open_listener("127.0.0.1"), open_listener("127.0.0.1")
     said: list[str] = []
-    relay = Relay(flower.address, [Door(fleet, "fleet", 5.0), Door(apps, "runtime", 0.3)], said.append, period=30.0)
+    relay = Relay(flower.address, [Door(fleet, "fleet", 4.5), Door(apps, "runtime", 0.3)], said.append, period=30.0)
     relay.start()
     yield f"http://127.0.0.1:{fleet.getsockname()[1]}", f"http://127.0.0.1:{apps.getsockname()[1]}", said
     relay.close()
@@ -143,6 +143,25 @@ def test_nothing_is_fetched_for_one_who_has_gone(flower, opened):
     httpx.post(f"{opened[1]}/v1/runtime/push-messages", content=b"work")
     time.sleep(0.3)
     assert flower.paths().count("/v1/fleet/pull-messages") == 1
+
+
+def test_a_message_that_was_lost_on_its_way_is_given_again(flower, opened):
+    address = f"{opened[0]}/v1/fleet/"
+
+    def ask(name, key="north"):
+        return httpx.post(address + name, content=b"me", headers={"flwr-public-key": key}, timeout=20).content
+
+    flower.waiting["pull-messages"] = b"work"
+    assert ask("pull-messages") == b"work"
+    flower.waiting.clear()  # it is handed out once
+    httpx.post(address + "send-node-heartbeat", content=b"me", headers={"flwr-public-key": "north"})
+    assert ask("pull-messages") == b"work"
+    flower.waiting["pull-messages"] = b"more"
+    assert ask("pull-messages") == b"more"
+    flower.waiting.clear()
+    assert ask("pull-object").startswith(b"seen")  # it acts on it
+    began = time.monotonic()
+    assert ask("pull-messages") == b"" and time.monotonic() - began > 4  # held as ever
 
 
 def test_closing_lets_those_go_who_are_held(flower, caplog):

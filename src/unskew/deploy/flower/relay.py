@@ -7,6 +7,9 @@ address alone; what listens for sites is a door here, which passes on `/v1/fleet
 Whoever finds nothing at Flower's interfaces sleeps for seconds before it asks again. So an answer that says "nothing
 yet" is held here for a while, and the question is asked again when something was pushed. Bytes are never changed; an
 answer of a kind that is not known here is passed on at once.
+
+Flower hands out a message once. A site that was cut off while it was held would lose it, so the last message for each
+site is kept until the site acts on it, and given once more if the site asks anew instead.
 """
 
 from __future__ import annotations
@@ -38,7 +41,19 @@ SLOW = 60.0
 _HELD_LIMIT = 1 << 16
 _NOTHING_YET = {"pull-messages": b"", "acquire-task": b"", "pull-object": b"\x08\x01"}
 """How the interfaces say so: protobuf messages in which nothing is set, and one in which only `object_found` is."""
-_HOP = {b"connection", b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade", b"host", b"proxy-connection"}
+_HOP = {
+    b"accept-encoding",
+    b"connection",
+    b"keep-alive",
+    b"te",
+    b"trailer",
+    b"transfer-encoding",
+    b"upgrade",
+    b"host",
+    b"proxy-connection",
+}
+_KEY = b"flwr-public-key"
+"""The header by which a site is known; Flower has checked its signature when it answers."""
 _MOST_REFUSALS = 1000
 _READY = 30.0
 _QUIET = 0.05
@@ -199,6 +214,8 @@ class _Passage:
 
     def __init__(self, relay: Relay, door: Door) -> None:
         self._relay, self._door = relay, door
+        self._unread: dict[bytes, httpx.Response] = {}
+        """Messages that sites were given and have not acted on yet, by their keys."""
         self._allowed = re.compile(rf"/v1/{door.interface}/([a-z-]+)")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -218,12 +235,15 @@ class _Passage:
             client = scope.get("client") or ("somebody",)
             self._relay.note_refusal(str(client[0]), f"{scope['method']} {path[:200]!r}", self._door.interface)
             raise _Refused(403, "this is not let through")
-        length = dict(scope["headers"]).get(b"content-length", b"")
+        given = dict(scope["headers"])
+        length = given.get(b"content-length", b"")
         if not length.isdigit():
             raise _Refused(411, "expected the length of the content")
         if int(length) > LIMIT:
             raise _Refused(413, f"{int(length)} bytes, expected at most {LIMIT}")
         headers = [(name, value) for name, value in scope["headers"] if name not in _HOP]
+        if found[1] not in ("pull-messages", "send-node-heartbeat"):
+            self._unread.pop(given.get(_KEY, b""), None)
         nothing = _NOTHING_YET.get(found[1])
         if nothing is None or int(length) > _HELD_LIMIT:
             is_push = found[1].startswith("push-")
@@ -233,6 +253,8 @@ class _Passage:
             return
         content = b"".join([part async for part in _read_body(receive)])
         held = await self._wait_for_more(path, headers, content, receive, nothing)
+        if held is not None and found[1] == "pull-messages" and _KEY in given:
+            held = await self._keep_until_read(given[_KEY], held)
         if held is not None:
             await _hand_back(held, send)
 
@@ -240,6 +262,7 @@ class _Passage:
         self, path: str, headers: list[tuple[bytes, bytes]], content: bytes, receive: Receive, nothing: bytes
     ) -> httpx.Response | None:
         """The first answer that says something, or the last one in time; None if nobody waits for it any more."""
+        unread = dict(headers).get(_KEY, b"") in self._unread
         gone = asyncio.ensure_future(_wait_for_end(receive))
         now = asyncio.get_running_loop().time
         deadline = now() + self._door.hold
@@ -250,12 +273,21 @@ class _Passage:
                 size = int(response.headers.get("content-length", len(nothing) + 1))
                 if response.status_code != 200 or size > len(nothing):
                     return response
-                if await response.aread() != nothing or now() >= deadline or self._relay.closing:
+                if await response.aread() != nothing or now() >= deadline or self._relay.closing or unread:
                     return response
                 await self._relay.wait(news, deadline - now())
         finally:
             gone.cancel()
         return None
+
+    async def _keep_until_read(self, key: bytes, response: httpx.Response) -> httpx.Response:
+        """The answer, or, if it says nothing, the one before that this site has not acted on."""
+        if response.status_code != 200:
+            return response
+        if not await response.aread():
+            return self._unread.pop(key, response)
+        self._unread[key] = response
+        return response
 
 
 async def _read_body(receive: Receive) -> AsyncIterator[bytes]:
