@@ -71,3 +71,58 @@ def test_a_finished_run_without_its_checkpoint_says_that_it_is_run_again(tmp_pat
     assert "no checkpoint" in said(caplog)
     assert "run again" in said(caplog)
     assert equal(first, again)
+
+
+# ------------------------------------------------------------------------------------- what the next one found
+
+
+def test_an_npz_with_clients_and_domains_is_refused(tmp_path):
+    x, y = arrays()
+    np.savez(tmp_path / "both.npz", images=x, labels=y, clients=np.arange(40) % 5, domains=np.arange(40) % 3)
+    with pytest.raises(InputError, match=r"holds 'clients' and 'domains'.*keep one"):
+        unskew.run(data=f"npz:{tmp_path / 'both.npz'}", split="domain", rounds=1)
+
+
+def test_a_group_without_a_name_is_refused(tmp_path):
+    x, y = arrays()
+    parts = {"train_images": x, "train_labels": y, "test_images": x, "test_labels": y}
+    groups = np.where(np.arange(40) == 7, np.nan, np.arange(40) % 2)
+    np.savez(tmp_path / "nan.npz", **parts, train_clients=groups)
+    with pytest.raises(InputError, match="group ids must be finite, got nan at position 7"):
+        unskew.run(data=f"npz:{tmp_path / 'nan.npz'}", split="natural", rounds=1)
+
+
+def test_a_share_of_test_samples_that_does_nothing_is_named(tmp_path, caplog):
+    once.warn_once.cache_clear()
+    x, y = arrays()
+    np.savez(tmp_path / "own.npz", train_images=x, train_labels=y, test_images=x, test_labels=y)
+    play(data=f"npz(path='{tmp_path / 'own.npz'}', test=0.3)", rounds=1)
+    assert "brings test samples of its own, so test = 0.3 does nothing" in said(caplog)
+
+
+def test_edited_rows_are_not_drawn(tmp_path):
+    play(out=tmp_path / "run")
+    rows = tmp_path / "run" / "rounds.jsonl"
+    rows.write_text(
+        rows.read_text().replace('"accuracy": 0.', '"accuracy": 0.9').replace('"accuracy":0.', '"accuracy":0.9')
+    )
+    with pytest.raises(InputError, match=r"rounds\.jsonl was edited"):
+        _ = unskew.open(tmp_path / "run").curve
+
+
+def test_models_of_a_finished_run_without_its_checkpoint_name_a_way_out(tmp_path):
+    play(out=tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoint")
+    with pytest.raises(InputError, match=r"is finished, but its checkpoint.*remove summary\.json"):
+        unskew.open(tmp_path / "run").model()
+    (tmp_path / "run" / "summary.json").unlink()
+    unskew.resume(tmp_path / "run")
+    unskew.open(tmp_path / "run").model()
+
+
+def test_rounds_that_are_run_again_for_want_of_a_checkpoint_are_said(tmp_path, caplog):
+    first = play(out=tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoint")
+    (tmp_path / "run" / "summary.json").unlink()
+    assert equal(first, unskew.resume(tmp_path / "run"))
+    assert "holds no checkpoint: its 2 rounds are run again" in said(caplog)

@@ -70,10 +70,11 @@ def show(
     """Shows a run: its options and figures, or how far it came."""
     run = SavedRun(path)
     if run.finished:
+        summary = run.summary  # first: it is refused where files were edited
         if not as_json:
             _show_options(run)
-        show_result(run.summary, path, as_json)
-        if not as_json and run.summary.get("figures"):
+        show_result(summary, path, as_json)
+        if not as_json and summary.get("figures"):
             _show_classes(run)
         return
     if as_json:

@@ -26,6 +26,9 @@ from unskew.runs.exporting import KINDS, write_model
 from unskew.runs.saved import SavedRun
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="the run's folder")]
+Accept = Annotated[
+    bool, typer.Option("--accept-changed-code", help="use it although your own code changed since the run")
+]
 Client = Annotated[int | None, typer.Option(help="the model of this client instead of the global one")]
 
 
@@ -36,6 +39,7 @@ def predict(
     inputs: Annotated[Path | None, typer.Option(help="samples without labels instead: an array in a .npy file")] = None,
     client: Client = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="write a line for each sample (.csv)")] = None,
+    accept_changed_code: Accept = False,
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
@@ -43,7 +47,7 @@ def predict(
 
     Without --data: the run's own test samples, or those that the client is tested on.
     """
-    run = SavedRun(path, data_dir=data_dir)
+    run = SavedRun(path, data_dir=data_dir, accept_changed_code=accept_changed_code)
     if data is not None and inputs is not None:
         raise InputError("--data and --inputs both say what to predict; give one of them")
     if out is not None and out.suffix.lower() != ".csv":
@@ -115,6 +119,7 @@ def export(
     path: Run,
     out: Annotated[Path, typer.Option("--out", "-o", help=f"the file: {', '.join(KINDS)}")],
     client: Client = None,
+    accept_changed_code: Accept = False,
     data_dir: DataDir = None,
 ) -> None:
     """Writes a run's model, or a client's own, as a file for other programs.
@@ -124,7 +129,7 @@ def export(
     """
     if out.suffix.lower() not in KINDS:
         raise InputError(f"--out expects the name of a {', '.join(KINDS)} file, got '{out}'")
-    run = SavedRun(path, data_dir=data_dir)
+    run = SavedRun(path, data_dir=data_dir, accept_changed_code=accept_changed_code)
     model = run.model() if client is None else run.client(client).model()
     notes = {"run": run.config.hash, "method": str(run.config.method), "model": str(run.config.model), "client": client}
     _write(out, write_model(model, run.data, notes, out.suffix.lower()))

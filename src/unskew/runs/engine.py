@@ -256,15 +256,13 @@ def look(
     """What a run's models are made of, as of its newest whole checkpoint; runs nothing and writes nothing."""
     folder, config = RunFolder.open(Path(path), accept=accept_changed_code)
     config = _give(config, model, init, folder)
-    config = _compare_code(config, config.find_code(), folder, accept_changed_code)
+    config = _compare_code(config, config.find_code(), folder, accept_changed_code, goes_on=False)
     with prepare_process(config.execution.threads):
         prepared = prepare(config, data_dir, dataset, saved_split=folder.split if folder.split.exists() else None)
         config, task = replace(prepared.config, **{key: getattr(config, key) for key in RECORDED}), prepared.task
         found = checkpoint.load_newest(folder.checkpoints, _identify(config, task), max(folder.rounds(), default=0))
         if found is None:
-            raise InputError(
-                f"{folder.path} holds no checkpoint yet, and so no model; run 'unskew resume {folder.path}'"
-            )
+            raise InputError(_explain_no_checkpoint(folder))
         remembered, states = (
             SavedStates(folder.checkpoints, snapshot, name)
             for snapshot, name in ((found.remembered, SERVER_NAME), (found.states, NAME))
@@ -273,6 +271,15 @@ def look(
         s = task.server_context(found.round, server=found.server).read_only()
         published: Groups = ask_server(task, "publish", s, found.server)
         return Models(config, task, states, found.server, published, found.round)
+
+
+def _explain_no_checkpoint(folder: RunFolder) -> str:
+    if not folder.finished:
+        return f"{folder.path} holds no checkpoint yet, and so no model; run 'unskew resume {folder.path}'"
+    return (
+        f"{folder.path} is finished, but its checkpoint, which holds the models, is gone; restore it, or remove "
+        f"summary.json, then 'unskew resume {folder.path}' runs the rounds again"
+    )
 
 
 def _identify(config: Run, task: Task) -> checkpoint.Identity:
@@ -292,8 +299,13 @@ def _give(config: Run, model: Architecture | None, init: Weights | None, folder:
     return replace(config, model=model or config.model, init=init or config.init)
 
 
-def _compare_code(config: Run, now: dict[str, str], folder: RunFolder, accept: bool) -> Run:
-    """The run with the user's code as it is now; refuses code that changed, unless that is accepted."""
+def _compare_code(
+    config: Run, now: dict[str, str], folder: RunFolder, accept: bool, goes_on: bool = True
+) -> Run:  # fmt: skip
+    """The run with the user's code as it is now; refuses code that changed, unless that is accepted.
+
+    `goes_on`: whether rounds are run and the change is recorded, or the run is only looked at.
+    """
     if sorted(now.values()) == sorted(config.code.values()):
         return config
     if not config.code:
@@ -305,9 +317,12 @@ def _compare_code(config: Run, now: dict[str, str], folder: RunFolder, accept: b
     if not accept:
         raise InputError(
             f"{folder.path}: the code in {names} changed since the run was begun; restore it, or go on with "
-            "--accept-changed-code (in Python accept_changed_code=True), which is recorded"
+            "--accept-changed-code (in Python accept_changed_code=True)" + ", which is recorded" * goes_on
         )
-    log.warning("%s goes on with changed code: %s; run.toml and summary.json say so", folder.path, names)
+    if goes_on:
+        log.warning("%s goes on with changed code: %s; run.toml and summary.json say so", folder.path, names)
+    else:
+        log.warning("%s is used with changed code: %s; what comes out need not be the run's", folder.path, names)
     earlier = CodeChange(round=config.rounds, code=config.code)  # the round is known when the checkpoint is
     written = folder.written_hash
     if written is not None and written != config.hash:
@@ -507,6 +522,8 @@ class _Loop:
                 "%s is finished, but holds no checkpoint any more: its rounds are run again for what only that held",
                 self.folder.path,
             )
+        elif found is None and unbroken > 0:
+            log.warning("%s holds no checkpoint: its %d rounds are run again", self.folder.path, unbroken)
         return found
 
     def _record(self, done: Round, executor: Executor) -> None:

@@ -296,7 +296,8 @@ class RunFolder:
         """Says that rows about clients are gone: no figure needs them, and nothing writes them again."""
         if self.measure_client_rows() < size:
             log.warning(
-                "%s lost rows: it is shorter than after round %d; they are not written again, the results are whole",
+                "%s lost rows or was edited: it is shorter than after round %d; nothing is written again, the results "
+                "are whole",
                 self.path / "clients.jsonl", done,
             )  # fmt: skip
 

@@ -80,7 +80,10 @@ class SavedRun:
     @cached_property
     def rounds(self) -> list[Row]:
         """The row of each round so far, from round 0 on, the initial model."""
-        return [row for _, row in sorted(self._folder.rounds().items())]
+        found = [row for _, row in sorted(self._folder.rounds().items())]
+        if self.finished and isinstance(files := self._folder.summary().get("files", {}), dict):
+            self._folder.check_finished_rows(found, files)
+        return found
 
     def to_frame(self) -> Any:
         """The rounds as a pandas frame: a row a round, nested figures as columns such as `personal.mean`."""

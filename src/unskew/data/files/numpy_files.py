@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import zipfile
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from unskew.base.errors import InputError, one_line
+from unskew.base.once import warn_once
 from unskew.data.dataset import Dataset, Samples
 from unskew.data.files.arrays import (
     UNREADABLE,
@@ -22,9 +24,12 @@ from unskew.data.files.arrays import (
 )
 from unskew.data.files.decoded_cache import load_or_decode
 
+log = logging.getLogger(__name__)
 NAMINGS = (("{}_images", "{}_labels"), ("x_{}", "y_{}"), ("{}_x", "{}_y"))
 WHOLE = (("images", "labels"), ("x", "y"))
 GROUPS = ("clients", "domains")
+TEST = 0.2
+"""The share of test samples where a file has none of its own."""
 
 Scale = tuple[float, ...]
 
@@ -37,7 +42,7 @@ def load_npz_dataset(
     std: Scale | None = None,
     *,
     labels: str = "labels",
-    test: float = 0.2,
+    test: float = TEST,
 ) -> Dataset:
     """The data set that an .npz holds, with its classes, scale and groups; what is known beforehand may be given.
 
@@ -48,6 +53,8 @@ def load_npz_dataset(
     if any(key in arrays for pair in NAMINGS for key in (pair[0].format("train"), pair[1].format("train"))):
         train, held_out = _read_part(path, arrays, "train", labels), _read_part(path, arrays, "test", labels)
         groups = _find_groups(arrays)
+        if test != TEST:
+            warn_once(log, f"{path} brings test samples of its own, so test = {test:g} does nothing; leave it out")
     else:
         train, held_out, groups = _split_whole(path, arrays, test)
     validation = _read_part(path, arrays, "val", labels) if "val_images" in arrays else None
@@ -92,9 +99,12 @@ def read_npy(path: Path) -> Array:
 
 
 def _read_one_layout(path: Path) -> Arrays:
-    """All arrays of an .npz, in which samples have one name: with two, nobody knows which are meant."""
+    """All arrays of an .npz, in which samples and groups have one name: with two, nobody knows which are meant."""
     arrays = _read_npz(path)
     found = [x for x in (*(x.format("train") for x, _ in NAMINGS), *(x for x, _ in WHOLE)) if x in arrays]
+    groups = [next((name for name in (f"train_{kind}", kind) if name in arrays), "") for kind in GROUPS]
+    if len(found) < 2 and all(groups):
+        found = groups
     if len(found) > 1:
         raise InputError(f"{path}: holds '{found[0]}' and '{found[1]}', of which only one can be meant; keep one")
     return arrays
@@ -175,6 +185,9 @@ def _number_groups(
     for ids, count in ((first, train), (second, test)):
         if ids is not None and ids.shape != (count,):
             raise InputError(f"{path}: {ids.shape} group ids for {count} samples; give one per sample")
+        if ids is not None and ids.dtype.kind == "f" and not np.isfinite(ids).all():
+            at = int(np.flatnonzero(~np.isfinite(ids))[0])
+            raise InputError(f"{path}: group ids must be finite, got {ids[at]} at position {at}; name its group")
     known = np.unique(first if second is None else np.concatenate([first, second]))
     names = next((arrays[key] for key in ("client_names", "domain_names") if key in arrays), None)
     if names is not None:

@@ -17,7 +17,7 @@ from unskew.data.dataset import Dataset, Samples
 from unskew.data.files.arrays import Array, class_names, neutral_scale, split_stratified, to_samples
 from unskew.data.files.finder import Finder
 from unskew.data.files.images import Tags, decode_images, is_image
-from unskew.data.files.numpy_files import load_npz_dataset, load_npz_samples
+from unskew.data.files.numpy_files import TEST, load_npz_dataset, load_npz_samples
 from unskew.data.sources.base import About, OwnSamples, Source, sources
 
 VALIDATION_FOLDERS = ("val", "valid", "validation")
@@ -37,7 +37,7 @@ class Npz(Source):
     """
 
     path: str = param(doc="the file")
-    test: float = param(default=0.2, gt=0, lt=1, doc="share of test samples where the file has no split of its own")
+    test: float = param(default=TEST, gt=0, lt=1, doc="share of test samples where the file has no split of its own")
 
     about = YOURS
 
@@ -58,7 +58,7 @@ class Folder(Source):
     path: str = param(doc="the folder")
     size: int = param(default=32, ge=1, le=4096, doc="images are resized to this height and width")
     grey: bool = param(default=False, doc="one channel instead of three")
-    test: float = param(default=0.2, gt=0, lt=1, doc="share of test samples where there is no folder `test`")
+    test: float = param(default=TEST, gt=0, lt=1, doc="share of test samples where there is no folder `test`")
 
     about = YOURS
 
@@ -72,6 +72,8 @@ class Folder(Source):
             whole = self._read(root, classes)
             train, test = split_stratified(whole.y.numpy(), self.test)
             return Dataset(root.name, whole.take(train), whole.take(test), classes, *neutral_scale(whole.x))
+        if self.test != TEST:
+            warn_once(log, f"{root} has a folder test, so test = {self.test:g} does nothing; leave it out")
         for name in VALIDATION_FOLDERS:
             if (root / name).is_dir():
                 parts["val"] = root / name
@@ -103,7 +105,7 @@ class ClientsFolder(Source):
     path: str = param(doc="the folder")
     size: int = param(default=32, ge=1, le=4096, doc="images are resized to this height and width")
     grey: bool = param(default=False, doc="one channel instead of three")
-    test: float = param(default=0.2, gt=0, lt=1, doc="share of test samples, in every class of every client")
+    test: float = param(default=TEST, gt=0, lt=1, doc="share of test samples, in every class of every client")
 
     about = YOURS
 
