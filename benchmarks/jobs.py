@@ -14,6 +14,7 @@ import csv
 import io
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -30,18 +31,24 @@ WAYS = {
 }
 
 
-def time_way(flags: list[str], rounds: int) -> tuple[float, list[list[str]]]:
-    """Seconds of the command, and its table without the columns of times."""
+def time_way(flags: list[str], rounds: int) -> tuple[float, float, list[list[str]]]:
+    """Seconds of the command, those of the processor, and its table without the columns of times."""
     words = ["compare", "--methods", "fedavg,fedprox(mu=0.1),scaffold,fedper", "--seeds", "1", "--model", "mlp"]
     words += ["--clients", "10", "--rounds", str(rounds), "--format", "csv", "-q"]
     with tempfile.TemporaryDirectory(prefix="unskew-bench-") as folder:
         call = [sys.executable, "-m", "unskew", *words, *flags, "--out", str(Path(folder) / "c")]
-        began = time.perf_counter()
+        began, spent = time.perf_counter(), _processor_seconds()
         done = subprocess.run(call, cwd=measure.ROOT, check=True, capture_output=True, text=True)
-        seconds = time.perf_counter() - began
+        seconds, spent = time.perf_counter() - began, _processor_seconds() - spent
     rows = list(csv.reader(io.StringIO(done.stdout)))
     kept = [place for place, name in enumerate(rows[0]) if not name.startswith("time")]
-    return seconds, [[row[place] for place in kept] for row in rows]
+    return seconds, spent, [[row[place] for place in kept] for row in rows]
+
+
+def _processor_seconds() -> float:
+    """Of all commands so far: on a busy machine they say what seconds do not."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def main() -> None:
@@ -56,10 +63,10 @@ def main() -> None:
     load = os.getloadavg()[0]
     for _ in range(wanted.repeats):
         for way, flags in WAYS.items():
-            took, table = time_way(flags, wanted.rounds)
+            took, spent, table = time_way(flags, wanted.rounds)
             seconds[way].append(took)
             tables.append(table)
-            print(f"{way}: {took:.1f} s", flush=True)
+            print(f"{way}: {took:.1f} s, {spent:.1f} s of the processor", flush=True)
     assert all(table == tables[0] for table in tables), "the tables differ"
     best = seconds["--jobs 2"]
     ratios = {way: statistics.median(a / b for a, b in zip(best, own, strict=True)) for way, own in seconds.items()}
