@@ -70,7 +70,7 @@ def opened(flower):
     """Two doors: their addresses, what was said."""
     fleet, apps = open_listener("127.0.0.1"), open_listener("127.0.0.1")
     said: list[str] = []
-    relay = Relay(flower.address, [Door(fleet, "fleet", 4.5), Door(apps, "runtime", 0.3)], said.append, period=30.0)
+    relay = Relay(flower.address, [Door(fleet, "fleet", 2.0), Door(apps, "runtime", 0.3)], said.append, period=30.0)
     relay.start()
     yield f"http://127.0.0.1:{fleet.getsockname()[1]}", f"http://127.0.0.1:{apps.getsockname()[1]}", said
     relay.close()
@@ -127,7 +127,7 @@ def test_who_asks_for_messages_waits_until_one_is_pushed(flower, opened):
     time.sleep(0.2)
     assert flower.paths() == ["/v1/fleet/pull-messages"]  # asked once, and held
     httpx.post(f"{opened[1]}/v1/runtime/push-messages", content=b"work")
-    asking.join(4)
+    asking.join(1.5)
     assert found[0].content == b"work"
 
 
@@ -161,7 +161,7 @@ def test_a_message_that_was_lost_on_its_way_is_given_again(flower, opened):
     flower.waiting.clear()
     assert ask("pull-object").startswith(b"seen")  # it acts on it
     began = time.monotonic()
-    assert ask("pull-messages") == b"" and time.monotonic() - began > 4  # held as ever
+    assert ask("pull-messages") == b"" and time.monotonic() - began > 1.5  # held as ever
 
 
 def test_closing_lets_those_go_who_are_held(flower, caplog):
