@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from unskew.core.local_loop import sgd
     from unskew.core.method import Method
     from unskew.core.observer import Observer
+    from unskew.core.optimisers import Optimiser
+    from unskew.core.schedule import Schedule
     from unskew.core.term import Term
     from unskew.core.wrapper import Wrapper
     from unskew.data.dataset import Dataset, Samples
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
     from unskew.measures.base import Measure
     from unskew.models.base import Architecture, Model
     from unskew.models.user_module import split_head
-    from unskew.runs.api import compare, extend, open, resume, run
+    from unskew.runs.api import compare, extend, open, resume, run, tune
     from unskew.wire.base import Processor
 
 
@@ -45,7 +47,7 @@ _PLACES = {
     # running
     "run": "runs.api", "compare": "runs.api", "resume": "runs.api", "extend": "runs.api", "open": "runs.api",
     "load": "data.sources", "Dataset": "data.dataset", "Samples": "data.dataset", "Model": "models.base",
-    "split_head": "models.user_module",
+    "split_head": "models.user_module", "tune": "runs.api",
     "InputError": "base.errors", "ClientError": "base.errors", "SlotError": "base.errors",
     # extending
     "Method": "core.method", "Wrapper": "core.wrapper", "Term": "core.term", "Measure": "measures.base",
@@ -56,17 +58,17 @@ _PLACES = {
     "ClientContext": "core.context", "ServerContext": "core.context",
     "Outcome": "core.context", "Observer": "core.observer", "Batch": "base.batch", "Output": "base.batch",
     "cross_entropy": "base.batch", "Tree": "base.tree", "Groups": "base.tree", "sgd": "core.local_loop",
-    "Auxiliary": "core.auxiliary",
+    "Auxiliary": "core.auxiliary", "Optimiser": "core.optimisers", "Schedule": "core.schedule",
 }  # fmt: skip
 _MODULES = {"registries": "registries", "tree": "base.tree", "seeds": "base.seeds", "progress": "base.progress",
             "reducers": "core.reducers", "optimisers": "core.optimisers"}  # fmt: skip
 
 __all__ = [
     "About", "Architecture", "Auxiliary", "Batch", "ClientContext", "ClientError", "Dataset", "Draws", "Groups",
-    "InputError", "Measure", "Method", "Model", "Observer", "Outcome", "Output", "Processor", "Samples",
-    "ServerContext", "SlotError", "Source", "Split", "Term", "Transform", "Tree", "Wrapper", "__version__", "compare",
-    "cross_entropy", "extend", "helper", "load", "normalise", "open", "optimisers", "param", "progress", "reducers",
-    "registries", "resume", "run", "seeds", "sgd", "split_head", "tree",
+    "InputError", "Measure", "Method", "Model", "Observer", "Optimiser", "Outcome", "Output", "Processor", "Samples",
+    "Schedule", "ServerContext", "SlotError", "Source", "Split", "Term", "Transform", "Tree", "Wrapper", "__version__",
+    "compare", "cross_entropy", "extend", "helper", "load", "normalise", "open", "optimisers", "param", "progress",
+    "reducers", "registries", "resume", "run", "seeds", "sgd", "split_head", "tree", "tune",
 ]  # fmt: skip
 
 

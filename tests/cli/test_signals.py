@@ -269,3 +269,27 @@ def test_ctrl_c_in_python_reaches_the_caller_and_leaves_a_checkpoint_and_no_work
     assert list((tmp_path / "run/checkpoint").glob("round-000003.*"))
     resumed = unskew.resume(tmp_path / "run")
     assert storage.encode(resumed.server) == storage.encode(unskew.run("scaffold", **options).server)
+
+
+def test_a_signal_leaves_all_runs_side_by_side_resumable(command: Command):
+    line = "compare --methods fedavg,fedprox(mu=1) --seeds 1 --model mlp --clients 4 --rounds 25 --quiet --jobs 2"
+    process = command.start(f"{line} --checkpoint-every 1000 --out cut")
+    wait_until(lambda: len(rows := list(command.folder.glob("cut/runs/*/rounds.jsonl"))) == 2
+               and min(path.read_bytes().count(b"\n") for path in rows) > 3)  # fmt: skip
+    os.killpg(process.pid, signal.SIGTERM)
+    code, said = command.ended(process)
+    assert code == 143
+    assert said == [
+        "error: terminated (SIGTERM); the runs so far are in cut; the same command again goes on from there"
+    ]
+    cells = list(command.folder.glob("cut/runs/*"))
+    assert len(cells) == 2 and not list(command.folder.glob("cut/runs/*/summary.json"))
+    for cell in cells:
+        kept = [int(path.name[6:12]) for path in (cell / "checkpoint").glob("round-*")]
+        assert max(kept) >= (cell / "rounds.jsonl").read_bytes().count(b"\n") - 2 > 0
+    for out, jobs in (("cut", 2), ("whole", 1)):
+        code, said = command.ended(command.start(f"{line} --jobs {jobs} --out {out}"))
+        assert code == 0 and ["resuming" in text for text in said] == [True, True] * (out == "cut")
+    models = [{path.parent.name: path.read_bytes() for path in command.folder.glob(f"{out}/runs/*/model.safetensors")}
+              for out in ("cut", "whole")]  # fmt: skip
+    assert models[0] == models[1] and len(models[0]) == 2

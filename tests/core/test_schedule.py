@@ -1,8 +1,13 @@
 """The learning rate over the rounds."""
 
+import re
+
 import pytest
+import torch
+from torch.optim import lr_scheduler
 
 import unskew
+from trials import said
 from unskew.base.errors import InputError
 from unskew.core.schedule import schedules
 from unskew.runs.config import Run, from_table
@@ -41,3 +46,93 @@ def test_the_written_run_reads_back(tmp_path):
     from unskew.runs.config import read_file
 
     assert from_table(read_file(tmp_path / "run.toml")).hash == run.hash
+
+
+# -------------------------------------------------------------------------------------- step, cosine and warm-up
+
+
+def torch_rates(make, rounds):
+    """The rates that a scheduler of torch gives in each round, starting from 0.1."""
+    optimiser = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+    scheduler, found = make(optimiser), []
+    for _ in range(rounds):
+        found.append(scheduler.get_last_lr()[0])
+        optimiser.step()
+        scheduler.step()
+    return found
+
+
+def warm(optimiser, rounds, then):
+    rise = lr_scheduler.LinearLR(optimiser, start_factor=1 / (rounds + 1), total_iters=rounds)
+    return lr_scheduler.SequentialLR(optimiser, [rise, then], milestones=[rounds])
+
+
+TORCH = {
+    "exponential(0.1, 0.9)": lambda o: lr_scheduler.ExponentialLR(o, 0.9),
+    "step(0.1, 3)": lambda o: lr_scheduler.StepLR(o, 3),
+    "step(0.1, at=[2, 7], decay=0.5)": lambda o: lr_scheduler.MultiStepLR(o, [2, 7], 0.5),
+    "cosine(0.1)": lambda o: lr_scheduler.CosineAnnealingLR(o, 12),
+    "cosine(0.1, floor=0.2)": lambda o: lr_scheduler.CosineAnnealingLR(o, 12, eta_min=0.02),
+    "cosine(0.1, warmup=4)": lambda o: warm(o, 4, lr_scheduler.CosineAnnealingLR(o, 8)),
+    "warmup(0.1, 4)": lambda o: warm(o, 4, lr_scheduler.ConstantLR(o, factor=1.0)),
+    "warmup(0.1, 4, step(3))": lambda o: warm(o, 4, lr_scheduler.StepLR(o, 3)),
+    "warmup(lr=0.1, rounds=4, then=cosine)": lambda o: warm(o, 4, lr_scheduler.CosineAnnealingLR(o, 8)),
+    "inverse(0.1, 0.5)": lambda o: lr_scheduler.LambdaLR(o, lambda done: 1 / (1 + 0.5 * done)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:The epoch parameter")
+@pytest.mark.parametrize("text", TORCH)
+def test_rates_are_torchs(text):
+    local = from_table({"local": {"lr": text}}).local
+    schedule = local.chosen_schedule.for_rounds(12)
+    rates = [local.lr * schedule.factor(done) for done in range(12)]
+    assert rates == pytest.approx(torch_rates(TORCH[text], 12), rel=1e-6, abs=1e-12)
+
+
+def test_clients_train_with_the_rates_of_the_schedule():
+    found = unskew.run("fedavg", lr="cosine(0.1, warmup=2)", rounds=4, clients=3, steps=1).rounds
+    assert [row["lr"] for row in found[1:]] == pytest.approx([0.1 / 3, 0.2 / 3, 0.1, 0.05])
+
+
+def test_lr_with_a_schedule_is_short_for_both():
+    both = from_table({"local": {"lr": 0.1, "schedule": "cosine(warmup=10)"}})
+    texts = ["cosine(0.1, warmup=10)", "cosine(lr=0.1, warmup=10)", {"name": "cosine", "lr": 0.1, "warmup": 10}]
+    assert all(from_table({"local": {"lr": text}}) == both for text in texts)
+    assert from_table({"local": {"lr": "0.1"}}) == from_table({"local": {"lr": 0.1}})
+    assert from_table({"local": {"lr": "constant(0.05)"}}).hash == Run().hash
+
+
+def test_what_depends_on_the_number_of_rounds():
+    ends = {"cosine": True, "warmup(2, cosine)": True, "cosine(rounds=9, floor=0.1)": False, "warmup(2)": False,
+            "step(3)": False, "inverse": False}  # fmt: skip
+    assert {text: schedules.build(text).depends_on_rounds for text in ends} == ends
+    short, long = (schedules.build("cosine(rounds=9, floor=0.1)").for_rounds(rounds) for rounds in (5, 20))
+    assert short == long and long.factor(15) == 0.1
+
+
+@pytest.mark.parametrize(
+    ("local", "line"),
+    [
+        ({"lr": "fast"}, "local.lr: input should be a number, got 'fast'; or a schedule of one, such as cosine"),
+        ({"lr": "cosine"}, "local.lr: cosine needs the rate as its first argument"),
+        ({"lr": "cosin(0.1)"}, "unknown schedule 'cosin'; did you mean cosine"),
+        ({"lr": "cosine(-0.1)"}, "local.lr: input should be greater than 0, got -0.1"),
+        ({"lr": "cosine(0.1)", "schedule": "inverse"}, "both name a schedule; leave one of them out"),
+        ({"lr": "cosine(0.1)", "lr_decay": 0.9}, "both change the learning rate"),
+        ({"lr": "cosine(0.1, warmup=3)"}, "a warm-up of 3 leaves nothing of 3 rounds"),
+        ({"lr": "cosine(0.1, rounds=2)"}, "is at 0 after 2 rounds, and the run has 3"),
+        ({"schedule": "step"}, "step needs either every or at"),
+        ({"schedule": "step(3, at=[2])"}, "step needs either every or at"),
+        ({"schedule": "step(at=[3, 2])"}, "step.at: expected growing numbers"),
+        ({"schedule": "warmup(0)"}, "warmup.rounds: input should be greater than or equal to 1"),
+    ],
+)
+def test_bad_schedules_are_one_line(local, line):
+    with pytest.raises(InputError, match=re.escape(line)):
+        from_table({"local": local, "rounds": 3}).local.check(3)
+
+
+def test_a_warm_up_longer_than_the_run_is_said(caplog):
+    unskew.run("fedavg", lr="warmup(0.1, 7)", rounds=1, clients=3, steps=1)
+    assert "gives at most 0.125 of local.lr within 1 rounds" in said(caplog)

@@ -29,10 +29,10 @@ def record(spec, monkeypatch, **options):
     """A run; with it the models of all visits, of all tests, and the server's state after each round."""
     tested, original, seen = {}, visit.score, Trained()
 
-    def score(slots, c, params, data, batch):
+    def score(slots, c, params, data, batch, whole):
         if c.client >= 0:
             tested[c.round, c.client] = {**params}
-        return original(slots, c, params, data, batch)
+        return original(slots, c, params, data, batch, whole)
 
     options = {**OPTIONS, **options}
     with monkeypatch.context() as patched:

@@ -245,7 +245,7 @@ def test_killed_twice_it_ends_with_the_same_table(no_data, queued):
     words = list(cells)
     if queued:
         (no_data / "queue.txt").write_text(f"# a comment\n{' '.join(cells)}\n")
-        words = ["--queue", str(no_data / "queue.txt"), "--workers", "2"]
+        words = ["--queue", str(no_data / "queue.txt"), "--jobs", "2"]
     whole, broken = no_data / "whole", no_data / "broken"
     subprocess.run(command(*cells, "--out", str(whole)), env=environment, check=True, capture_output=True)
     for _ in range(2):

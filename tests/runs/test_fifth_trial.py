@@ -224,6 +224,6 @@ def test_a_table_of_other_cells_is_kept(queue, capsys, caplog):
     queue.write_text('fedas/t4 --columns "P=0.2" --rows "PA=1, CS=1" --seeds 1 --scale smoke\n'
                      'fedas/t4 --columns "P=0.2" --rows "PA=0, CS=0" --seeds 1 --scale smoke\n')  # fmt: skip
     with caplog.at_level(logging.WARNING):
-        assert call(capsys, "reproduce", "--queue", str(queue), "--workers", "1", "-q")[0] == 0
+        assert call(capsys, "reproduce", "--queue", str(queue), "--jobs", "1", "-q")[0] == 0
     both = (folder / "table.md").read_text()
     assert "| PA=1, CS=1 |" in both and "| PA=0, CS=0 |" in both

@@ -14,10 +14,11 @@ class Portable(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Made again without `__init__`, whose arguments are not those of the message."""
-        return _make_again, (type(self), self.args, dict(vars(self)))
+        return make_again, (type(self), self.args, dict(vars(self)))
 
 
-def _make_again(kind: type[Exception], arguments: tuple[Any, ...], about: dict[str, Any]) -> Exception:
+def make_again(kind: type[Exception], arguments: tuple[Any, ...], about: dict[str, Any]) -> Exception:
+    """The error of another process, from what it said of itself."""
     made = kind.__new__(kind, *arguments)
     made.args = arguments
     vars(made).update(about)

@@ -27,6 +27,10 @@ COMMANDS = {
         "compare.compare",
         "Compares methods on the same split, clients, batches and initial weights, over several seeds.",
     ),
+    "tune": (
+        "tune.tune",
+        "Tunes every method with the same budget on validation data, then compares the choices on fresh seeds.",
+    ),
     "reproduce": (
         "reproduce.reproduce",
         "Reproduces the papers' tables and figures: runs their cells and prints ours beside the printed figures.",
@@ -42,6 +46,10 @@ COMMANDS = {
     ),
     "predict": ("use.predict", "Predicts with a run's model, or a client's own, and tells the accuracy."),
     "export": ("use.export", "Writes a run's model, or a client's own, as a file for other programs."),
+    "track": (
+        "track.track",
+        "Shows runs in trackers, finished ones or as far as they came; what was shown before is not shown again.",
+    ),
     "split": (
         "split.split",
         "Shows and saves a partition: counts per client and class, how skewed it is, a picture.",

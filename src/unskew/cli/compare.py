@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -13,14 +13,16 @@ from rich.text import Text
 from unskew.base.errors import InputError
 from unskew.base.text import Table, count_of
 from unskew.cli import signals
-from unskew.cli.cells_on import read_cells_on
+from unskew.cli.cells_on import choose_elsewhere
 from unskew.cli.output import console, make_table, note, print_result
 from unskew.cli.progress import Announcer, DownloadProgress
 from unskew.cli.run_flags import add_run_flags
-from unskew.cli.shared_flags import CellsOn, DataDir, Json, Quiet
+from unskew.cli.shared_flags import CellsOn, DataDir, Jobs, Json, Quiet
 from unskew.data.dataset import Dataset
 from unskew.data.partition.skew import choose_clients, label_counts
 from unskew.data.sources import load
+from unskew.measures.classification import NAMES
+from unskew.report.comparison import read_columns
 from unskew.report.comparison import table as comparison_table
 from unskew.report.curves import Curves, collect_panels, highlight, plot_measures, plot_panels
 from unskew.report.files import check_place, put_in_place, writing_place
@@ -56,7 +58,11 @@ def compare(
         ),
     ] = None,
     metric: Annotated[Metric, typer.Option(help="which figure of the accuracy curve to compare")] = "last",
+    columns: Annotated[
+        str, typer.Option(help=f"more columns, of the last test: {', '.join(NAMES)}; several with commas, or all")
+    ] = "",
     form: Annotated[Format | None, typer.Option("--format", help="print the table in this form")] = None,
+    jobs: Jobs = None,
     cells_on: CellsOn = None,
     data_dir: DataDir = None,
     as_json: Json = False,
@@ -64,9 +70,9 @@ def compare(
 ) -> None:
     """Compares methods on the same split, clients, batches and initial weights, over several seeds."""
     base = to_run(config)
-    elsewhere = read_cells_on(cells_on, quiet)
+    elsewhere = choose_elsewhere(jobs, cells_on, [base.execution], quiet)
     wanted = read_methods(methods)
-    numbers = read_seeds(seeds)
+    numbers, more = read_seeds(seeds), read_columns(columns)
     if out is not None:
         check_place(out)
     data = load(base.data, data_dir, DownloadProgress())
@@ -86,11 +92,27 @@ def compare(
     reused = sum(cell.reused for cell in cells)
     if reused and not quiet:
         note(f"{reused} of {len(cells)} runs were finished already and were not run again")
-    result = comparison_table(cells, make_title(shown, len(numbers)), metric, wanted.notes)
+    result = comparison_table(cells, make_title(shown, len(numbers)), metric, wanted.notes, more)
+    publish(result, cells, shown, data, given, "json" if as_json else form)
+
+
+def publish(
+    result: Compared,
+    cells: Sequence[CellResult],
+    shown: Run,
+    data: Dataset,
+    given: Path,
+    form: Format | None,
+    more: Mapping[str, str] | None = None,
+) -> None:
+    """Writes a comparison's files into its folder and prints its table; `more`: other files, by name."""
+    out = given.absolute()
     with writing_place(out) as made:
         for kind, suffix in SUFFIX.items():
             (made / f"table.{suffix}").write_text(render(result, kind), encoding="utf-8")
-        draw_pictures(shown, cells, result, numbers[0], data, data_dir, made)
+        for name, text in (more or {}).items():
+            (made / name).write_text(text, encoding="utf-8")
+        draw_pictures(shown, cells, result, cells[0].seed, data, made)
         pictures = [("Accuracy over rounds", made / "curves.png"), ("Who holds what", made / "split.png")]
         measured = draw_measures(cells, made / "measures.png", highlight_all(cells))
         if measured:
@@ -100,13 +122,13 @@ def compare(
     if kept is not None:
         place = given / kept.relative_to(out)
         note(f"table, report and pictures of the earlier comparison in {given} are now in {place}")
-    chosen = "json" if as_json else form
-    if chosen is not None:
-        print_result(render(result, chosen))
+    if form is not None:
+        print_result(render(result, form))
         return
     show_table(result)
-    written = "report.html, table.md (and .csv, .tex, .json), curves.png, split.png" + ", measures.png" * measured
-    console.print(f"\nin {given}: {written}", soft_wrap=True)
+    written = ["report.html", "table.md (and .csv, .tex, .json)", "curves.png", "split.png"]
+    written += ["measures.png"] * measured + [name for name in more or {} if name.endswith(".md")]
+    console.print(f"\nin {given}: {', '.join(written)}", soft_wrap=True)
 
 
 def make_title(run: Run, seeds: int) -> str:
@@ -126,14 +148,13 @@ def draw_pictures(
     result: Compared,
     seed: int,
     data: Dataset,
-    data_dir: Path | None,
     out: Path,
 ) -> None:
     """Draws the accuracy curves, global and personal ones apart, and the first seed's partition."""
     panels = {heading: _tag(curves, result) for heading, curves in collect_curves(cells).items()}
     plot_panels(panels, out / "curves.png", make_title(run, len({cell.seed for cell in cells})))
     first = replace(run, seed=seed)
-    data = building.prepare_data(first, data_dir, data)
+    data = building.prepare_data(first, dataset=data)
     partition = building.cut(first, data)
     clients = choose_clients(partition)
     counts = label_counts(partition, data.train.y.numpy(), data.num_classes, clients)

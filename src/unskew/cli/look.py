@@ -13,12 +13,15 @@ from unskew.base.errors import InputError
 from unskew.base.text import count_of
 from unskew.cli.output import console, make_table, note, print_json, show_result
 from unskew.cli.shared_flags import Json
+from unskew.report.confusion_plot import plot_confusion
 from unskew.report.curves import collect_panels, plot_panels
 from unskew.report.files import draw_whole
 from unskew.runs.folder import Row
 from unskew.runs.saved import SavedRun, find_runs
 
 KINDS = (".png", ".pdf", ".svg")
+MOST_CLASSES = 20
+"""`show` lists no more than these."""
 
 
 def list_runs(
@@ -70,6 +73,8 @@ def show(
         if not as_json:
             _show_options(run)
         show_result(run.summary, path, as_json)
+        if not as_json and run.summary.get("figures"):
+            _show_classes(run)
         return
     if as_json:
         print_json({**run.about, "finished": False, "rows": run.rounds})
@@ -83,6 +88,19 @@ def show(
         )
     console.print(table)
     console.print(f"not finished; 'unskew resume {path}' continues it", soft_wrap=True)
+
+
+def _show_classes(run: SavedRun) -> None:
+    """The last test by classes, where they fit a screen."""
+    confusion = run.confusion()
+    if len(confusion.classes) > MOST_CLASSES:
+        console.print(f"its {len(confusion.classes)} classes one by one: {run.path / 'per_class.csv'}", soft_wrap=True)
+        return
+    table = make_table("class", "precision", "recall", "F1", "samples", title="\nthe last test by classes")
+    for row in confusion.per_class:
+        shares = ("" if value is None else f"{100 * value:.2f} %" for value in (row.precision, row.recall, row.f1))
+        table.add_row(row.name, *shares, str(row.support))
+    console.print(table)
 
 
 def _show_options(run: SavedRun) -> None:
@@ -99,10 +117,16 @@ def plot(
     paths: Annotated[list[Path], typer.Argument(metavar="RUN…", help="folders of runs, or folders that hold some")],
     out: Annotated[Path, typer.Option("--out", "-o", help="the picture: .png, .pdf or .svg")] = Path("curves.png"),
     title: Annotated[str, typer.Option(help="the line above it")] = "",
+    confusion: Annotated[
+        bool, typer.Option("--confusion", help="one run's confusion matrix after the last round instead")
+    ] = False,
 ) -> None:
     """Draws the accuracy of runs over rounds into one picture; runs of one method are seeds of one line."""
     if out.suffix.lower() not in KINDS:
         raise InputError(f"--out expects the name of a {', '.join(KINDS)} file, got '{out}'")
+    if confusion:
+        _draw_confusion(paths, out, title)
+        return
     runs = [run for path in paths for run in find_runs(path)]
     panels = collect_panels([(run.about["method"], run.output, run.rounds) for run in runs])
     if not any(panels.values()):
@@ -110,6 +134,16 @@ def plot(
     above = title or _make_title([run.about for run in runs])
     draw_whole(out, lambda part: plot_panels(panels, part, above))
     console.print(f"wrote {out}: {count_of(len(runs), 'run')}", soft_wrap=True)
+
+
+def _draw_confusion(paths: Sequence[Path], out: Path, title: str) -> None:
+    if len(paths) > 1:
+        raise InputError(f"--confusion draws one run, got {len(paths)}; name one")
+    run = SavedRun(paths[0])
+    found, about = run.confusion(), run.about
+    above = title or f"{about['method']}, {_make_title([about])}"
+    draw_whole(out, lambda part: plot_confusion(found, part, above))
+    console.print(f"wrote {out}: {count_of(int(found.counts.sum()), 'test sample')}", soft_wrap=True)
 
 
 def _make_title(runs: Sequence[Row]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -121,6 +121,9 @@ def show_result(summary: Row, folder: Path, as_json: bool) -> None:
         rows.add_row(f"accuracy, {name.replace('_', ' ')}", f"{100 * value:.2f} %")
     for name, value in (summary.get("personal_accuracy") or {}).items():
         rows.add_row(f"clients' own models, {name.replace('_', ' ')}", f"{100 * value:.2f} %")
+    for key, whose in (("figures", ""), ("personal_figures", "clients' own models, ")):
+        for name, text in describe_figures(summary.get(key) or {}).items():
+            rows.add_row(whose + name, text)
     if summary["personal"]:
         figures = summary["personal"]
         rows.add_row("clients: mean accuracy", f"{100 * figures['mean']:.2f} % over {figures['clients_tested']}")
@@ -140,6 +143,14 @@ def exit_if_diverged(summary: Row) -> None:
     """Ends the command with the exit code of a run that diverged, if it did."""
     if summary["diverged"]:
         raise typer.Exit(DIVERGED)
+
+
+def describe_figures(figures: Mapping[str, float | None]) -> dict[str, str]:
+    """Figures beyond accuracy as they are shown; those that are not defined are left out."""
+    from unskew.measures.classification import NAMES
+
+    found = {label: figures.get(name) for name, label in NAMES.items()}
+    return {label: f"{100 * value:.2f} %" for label, value in found.items() if value is not None}
 
 
 def _explain_divergence(summary: Row) -> str:

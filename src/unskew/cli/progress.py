@@ -14,21 +14,30 @@ from unskew.runs.config import Run
 from unskew.runs.folder import Row
 
 
+def make_bars(quiet: bool) -> Progress | None:
+    """A display of bars in a terminal; None: lines, or nothing."""
+    if quiet or not errors.is_terminal:
+        return None
+    return Progress(
+        TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(),
+        TextColumn("{task.fields[figures]}"), TimeRemainingColumn(), console=errors, transient=True,
+    )  # fmt: skip
+
+
 class RoundProgress:
     """Shows a run's rounds as they end; quiet shows nothing."""
 
-    def __init__(self, title: str, rounds: int, quiet: bool = False) -> None:
+    def __init__(self, title: str, rounds: int, quiet: bool = False, bars: Progress | None = None) -> None:
         self.title, self.rounds, self.quiet = title, rounds, quiet
-        self._bar: Progress | None = None
+        self._bar, self._shared = bars, bars is not None
+        """A display of its own, or one with the bars of other runs."""
         self._first: int | None = None
         self._began, self._said, self._accuracy = time.monotonic(), 0.0, "…"
 
     def __enter__(self) -> RoundProgress:
-        if not self.quiet and errors.is_terminal:
-            self._bar = Progress(
-                TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(),
-                TextColumn("{task.fields[figures]}"), TimeRemainingColumn(), console=errors, transient=True,
-            )  # fmt: skip
+        if self._bar is None:
+            self._bar = make_bars(self.quiet)
+        if self._bar:
             self._task = self._bar.add_task(self.title, total=self.rounds, figures="")
             self._bar.start()
         progress.listen(None if self.quiet else self.show_part)
@@ -38,7 +47,9 @@ class RoundProgress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         progress.listen(None)
-        if self._bar:
+        if self._bar and self._shared:
+            self._bar.remove_task(self._task)
+        elif self._bar:
             self._bar.stop()
 
     def show_part(self, what: str, done: int, total: int) -> None:
@@ -72,34 +83,47 @@ class RoundProgress:
 
 
 class Announcer:
-    """Gives each of several runs a progress of its own; one that is only read back has none."""
+    """One display for several runs, which take turns or work side by side; one that is only read back is not in it."""
 
     def __init__(self, quiet: bool, tell_data: bool = False) -> None:
         self.quiet, self._tell_data = quiet, tell_data
-        self._shown: RoundProgress | None = None
+        self._bars: Progress | None = None
 
     def __enter__(self) -> Announcer:
+        self._bars = make_bars(self.quiet)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._shown is not None:
-            self._shown.__exit__(None, None, None)
-            self._shown = None
+        progress.listen(None)
+        if self._bars is not None:
+            self._bars.stop()
 
     def __call__(self, run: Run, number: int, total: int) -> engine.Watch:
         """Who watches the rounds of this run."""
         data = f", {run.data}" if self._tell_data else ""
         title = f"[{number}/{total}] {run.method}{data}, seed {run.seed}"
+        return _Announced(RoundProgress(title, run.rounds, self.quiet, self._bars))
 
-        def watch(row: Row) -> None:
-            if self._shown is None or self._shown.title != title:
-                self.__exit__()  # of a run that diverged and stopped early
-                self._shown = RoundProgress(title, run.rounds, self.quiet).__enter__()
-            self._shown(row)
-            if row["round"] == run.rounds:
-                self.__exit__()
 
-        return watch
+class _Announced:
+    """Shows one of several runs from its first row to its last."""
+
+    def __init__(self, shown: RoundProgress) -> None:
+        self._shown, self._begun = shown, False
+
+    def __call__(self, row: Row) -> None:
+        """Shows a finished round."""
+        if not self._begun:
+            self._begun = True
+            self._shown.__enter__()
+        self._shown(row)
+        if row["round"] == self._shown.rounds or "stopped" in row:
+            self._shown.__exit__(None, None, None)
+
+    def show_part(self, what: str, done: int, total: int) -> None:
+        """Shows how far a round has come that is played in another process."""
+        if self._begun:
+            self._shown.show_part(what, done, total)
 
 
 class DownloadProgress:

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import subprocess
-import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,10 +13,10 @@ import typer
 from unskew.base.errors import InputError
 from unskew.base.text import count_of
 from unskew.cli import signals
-from unskew.cli.cells_on import read_cells_on
-from unskew.cli.output import console, make_table, note, print_json
+from unskew.cli.cells_on import choose_elsewhere
+from unskew.cli.output import console, errors, make_table, note, print_json
 from unskew.cli.progress import Announcer
-from unskew.cli.shared_flags import CellsOn, DataDir, Json, Quiet
+from unskew.cli.shared_flags import CellsOn, DataDir, Jobs, Json, Quiet
 from unskew.recipes import PAPERS, find, list_tables
 from unskew.recipes.base import Figure, Finished, Scale
 from unskew.recipes.estimate import Estimate, Trial, estimate, key_of, try_out
@@ -32,7 +28,6 @@ from unskew.recipes.reproduce import (
     Plan,
     check_anything_runs,
     compare_figures,
-    list_cells,
     make_plan,
     place,
     play,
@@ -40,7 +35,8 @@ from unskew.recipes.reproduce import (
 )  # fmt: skip
 from unskew.recipes.scales import describe
 from unskew.report import reproduction
-from unskew.runs.comparison import Elsewhere
+from unskew.runs.cells_here import count_jobs, read_jobs
+from unskew.runs.comparison import Place
 from unskew.runs.config import Run
 from unskew.runs.folder import RunFolder
 
@@ -74,11 +70,10 @@ def reproduce(
         Path | None,
         typer.Option(help="work through a file of lines such as: fedas/t3 --rows fedas --seeds 1, at low priority"),
     ] = None,
-    workers: Annotated[int, typer.Option(min=0, help="processes of a queue; 0: one per core")] = 0,
-    worker: Annotated[bool, typer.Option("--worker", hidden=True)] = False,
     out: Annotated[Path, typer.Option(help="where runs and tables go; finished runs are not run again")] = Path(
         "reproductions"
     ),
+    jobs: Jobs = None,
     cells_on: CellsOn = None,
     data_dir: DataDir = None,
     as_json: Json = False,
@@ -87,7 +82,7 @@ def reproduce(
     """Reproduces the papers' tables and figures: runs their cells and prints ours beside the printed figures."""
     if out.exists() and not out.is_dir():
         raise InputError(f"{out} is a file; choose another --out, a folder")
-    data, elsewhere = Data(data_dir), read_cells_on(cells_on, quiet)
+    data = Data(data_dir)
     scale: Scale = chosen_scale or "full"
     if queue is not None:
         if name is not None or rows or columns or chosen_scale or seeds or as_json:
@@ -99,7 +94,7 @@ def reproduce(
             for plan in plan_all(read_queue(queue), data):
                 show_plan(plan, as_json, quiet)
             return
-        work_through(queue, workers, worker, out, data, data_dir, quiet, elsewhere)
+        work_through(queue, jobs, cells_on, out, data, quiet)
         return
     if listed or name is None:
         show_list(as_json)
@@ -107,7 +102,7 @@ def reproduce(
     found = find(name)
     if isinstance(found, Figure):
         _refuse_options_of_tables({"--rows": rows, "--columns": columns, "--seeds": seeds, "--dry-run": dry_run,
-                                   "--json": as_json, "--cells-on": cells_on}, found)  # fmt: skip
+                                   "--json": as_json, "--jobs": jobs, "--cells-on": cells_on}, found)  # fmt: skip
         make_figure(found, scale, out, data, quiet)
         return
     plan = make_plan(found, scale, rows, columns, seeds, data)
@@ -115,6 +110,7 @@ def reproduce(
         show_plan(plan, as_json, quiet)
         return
     check_anything_runs(plan)
+    elsewhere = choose_elsewhere(jobs, cells_on, [run.execution for run in plan.runs], quiet)
     signals.explain(lambda: f"the runs so far are in {out}; the same command again goes on from there")
     with Announcer(quiet, tell_data=True) as announcer:
         finished = play(plan.runs, out / scale, data, announcer, elsewhere)
@@ -243,47 +239,36 @@ def make_figure(figure: Figure, scale: Scale, out: Path, data: Data, quiet: bool
     console.print(f"in {folder}: figure.png, data.csv", soft_wrap=True)
 
 
-def count_finished(places: Sequence[Path]) -> int:
+def count_finished(places: Sequence[Place]) -> int:
     """How many of these runs are finished."""
-    return sum(RunFolder(place).finished for place in places)
+    return sum(RunFolder(place.path).finished for place in places)
 
 
-def work_through(
-    queue: Path, workers: int, worker: bool, out: Path, data: Data, data_dir: Path | None, quiet: bool,
-    elsewhere: Elsewhere | None = None,
-) -> None:  # fmt: skip
-    """Works through a queue with one process per core, or elsewhere; at its end, or where it stopped, writes tables."""
+def work_through(queue: Path, jobs: int | None, cells_on: str | None, out: Path, data: Data, quiet: bool) -> None:
+    """Works through a queue, side by side here or on a cluster; at its end, or where it stopped, writes tables."""
     plans = plan_all(read_queue(queue), data)
-    if worker:
-        work(plans, out, data)
-        return
-    signals.explain(lambda: f"the runs so far are in {out}; the same command again goes on from there")
     places = list_places(plans, out, data)
-    done, total = count_finished(places), len(places)
-    if not quiet:
-        note(f"queue {queue}: {done} of {total} runs are finished")
-    if elsewhere is not None:
-        elsewhere([cell for plan in plans for cell in list_cells(plan.runs, out / plan.scale, data)])
-        done = total
-    command = [sys.executable, "-m", "unskew", "reproduce", "--queue", str(queue), "--out", str(out), "--worker", "-q"]
-    command += ["--data-dir", str(data_dir)] if data_dir is not None else []
-    number = min(workers or os.cpu_count() or 1, max(1, total - done))
-    started = [subprocess.Popen(command) for _ in range(number)] if done < total else []
+    executions = [place.run.execution for place in places]
+    elsewhere = choose_elsewhere(jobs, cells_on, executions, quiet) if cells_on else None
+    number = count_jobs(read_jobs(jobs), executions)
+    signals.explain(lambda: f"the runs so far are in {out}; the same command again goes on from there")
+
+    def tell(*_: object) -> None:
+        if not quiet:
+            note(f"queue {queue}: {count_finished(places)} of {len(places)} runs are finished")
+
+    tell()
     try:
-        while any(process.poll() is None for process in started):
-            time.sleep(1.0)
-            now = count_finished(places)
-            if now > done and not quiet:
-                note(f"queue {queue}: {now} of {total} runs are finished")
-            done = now
+        with Announcer(quiet, tell_data=True) as announcer:
+            # a file of lines, for days: there one line for each run is enough
+            announce = announcer if errors.is_terminal else None
+            if elsewhere is not None:
+                elsewhere(places, announce)
+            else:
+                work(places, number, announce, tell)
     finally:
-        for process in started:
-            if process.poll() is None:
-                process.terminate()
-        codes = [process.wait() for process in started]
-    for plan in join_plans(plans):
-        figures, _, folder = write_table(plan, read_back(plan.runs, out / plan.scale, data), out)
-        left = sum(figure.mark == "not run" for figure in figures)
-        console.print(f"{plan.table.id}: {len(figures) - left} of {len(figures)} figures, in {folder}", soft_wrap=True)
-    if any(codes):
-        raise InputError(f"a worker of the queue ended with code {max(codes)}; see its line above, then start it again")
+        for plan in join_plans(plans):
+            figures, _, folder = write_table(plan, read_back(plan.runs, out / plan.scale, data), out)
+            left = sum(figure.mark == "not run" for figure in figures)
+            figures_here = f"{len(figures) - left} of {len(figures)} figures"
+            console.print(f"{plan.table.id}: {figures_here}, in {folder}", soft_wrap=True)

@@ -14,6 +14,7 @@ from unskew.cli.picture import leave_picture
 from unskew.cli.progress import RoundProgress
 from unskew.cli.shared_flags import DataDir, Json, NoPicture, Quiet
 from unskew.runs import engine
+from unskew.runs.config import read_trackers
 from unskew.runs.folder import EditedRun, RunFolder
 from unskew.runs.summary import check_summary, read_finished
 
@@ -22,6 +23,9 @@ def resume(
     path: Annotated[Path, typer.Argument(metavar="RUN", help="the run's folder")],
     data_dir: DataDir = None,
     executor: Annotated[str | None, typer.Option(help="another executor than the run began with")] = None,
+    track: Annotated[
+        list[str] | None, typer.Option(help="other trackers than the run began with; empty text: none")
+    ] = None,
     accept_changed_code: Annotated[
         bool, typer.Option("--accept-changed-code", help="go on although your own code changed, and record it")
     ] = False,
@@ -37,7 +41,12 @@ def resume(
     signals.explain_run(path)
     with RoundProgress(str(config.method), config.rounds, quiet) as progress:
         result = engine.resume(
-            path, data_dir=data_dir, watch=progress, executor=executor, accept_changed_code=accept_changed_code
+            path,
+            data_dir=data_dir,
+            watch=progress,
+            executor=executor,
+            accept_changed_code=accept_changed_code,
+            track=read_trackers(",".join(track)) if track else None,
         )
     show_result(result.summary, path, as_json)
     leave_picture(result, no_picture)

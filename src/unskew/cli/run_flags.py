@@ -19,9 +19,11 @@ from unskew.base.text import Table
 from unskew.runs.arguments import spell_flag
 from unskew.runs.config import FLAGS, SECTIONS, Run, load_plugins, override, read_assignment, read_file
 
-_KINDS: dict[str, type] = {"int": int, "float": float, "int | none": int, "bool": bool}
-LISTS = ("measure", "wire", "init_only", "freeze")
+_KINDS: dict[str, type] = {"int": int, "float": float, "int | none": int, "float | none": float, "bool": bool}
+LISTS = ("measure", "wire", "track", "init_only", "freeze")
 """Flags that name several things: given twice, they name all of them."""
+TEXTS = ("lr",)
+"""Flags whose number may be written with more: a rate with its schedule."""
 _METAVARS = {int: "INTEGER", float: "FLOAT", str: "TEXT", bool: "true|false"}
 
 
@@ -75,7 +77,7 @@ def _find_parameters(function: Callable[..., Any], without: str) -> list[inspect
 
 def _make_parameter(flag: str) -> inspect.Parameter:
     option = _find_options()[FLAGS[flag]]
-    kind = _KINDS.get(option.type, str)
+    kind = str if flag in TEXTS else _KINDS.get(option.type, str)
     choices = f" ({option.type})" if " | " in option.type and kind is str and flag not in ("model", "init") else ""
     default = "" if option.default == "none" else f" [default: {option.default}]"
 
@@ -84,7 +86,7 @@ def _make_parameter(flag: str) -> inspect.Parameter:
 
     info = typer.Option(
         spell_flag(flag), help=(option.doc + choices + default).replace("[", "\\["), show_default=False, parser=read,
-        metavar=_METAVARS[kind],
+        metavar="FLOAT|TEXT" if flag in TEXTS else _METAVARS[kind],
     )  # fmt: skip
     # the parser gives the type; named here, bool would become a flag without a value
     taken: Any = list[str] if flag in LISTS else str

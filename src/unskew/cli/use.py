@@ -14,13 +14,14 @@ from torch import Tensor
 from unskew.base import storage
 from unskew.base.errors import InputError
 from unskew.base.text import count_of
-from unskew.cli.output import console, print_json
+from unskew.cli.output import console, describe_figures, print_json
 from unskew.cli.progress import DownloadProgress
 from unskew.cli.shared_flags import DataDir, Json
 from unskew.data.dataset import Samples
 from unskew.data.files.arrays import Array
 from unskew.data.sources import load
 from unskew.data.sources.base import sources
+from unskew.measures.classification import Figures, Tally
 from unskew.runs.exporting import KINDS, write_model
 from unskew.runs.saved import SavedRun
 
@@ -55,15 +56,24 @@ def predict(
     right = None if labels is None or not len(labels) else (predicted == labels).double().mean().item()
     if out is not None:
         _write_lines(out, scores, labels, run.data.classes)
+    figures = {} if right is None or labels is None else _judge(run, labels, scores)
     if as_json:
-        found = {"run": str(path), "client": client, "samples": len(scores), "accuracy": right}
+        found = {"run": str(path), "client": client, "samples": len(scores), "accuracy": right, "figures": figures}
         print_json({**found, **({} if out is not None else {"predictions": predicted.tolist()})})
         return
     who = "the global model" if client is None else f"client {client}"
     accuracy = "" if right is None else f", accuracy {100 * right:.2f} %"
-    console.print(f"{who}: {count_of(len(scores), 'sample')}{accuracy}", soft_wrap=True)
+    more = "".join(f", {name} {text}" for name, text in describe_figures(figures).items())
+    console.print(f"{who}: {count_of(len(scores), 'sample')}{accuracy}{more}", soft_wrap=True)
     if out is not None:
         console.print(f"wrote {out}", soft_wrap=True)
+
+
+def _judge(run: SavedRun, labels: Tensor, scores: Tensor) -> Figures:
+    """The figures beyond accuracy."""
+    tally = Tally(run.data.classes, run.config.method.gives_logits)
+    tally.add(labels, scores.argmax(1), scores)
+    return tally.close().figures
 
 
 def _pick(run: SavedRun, data: str | None, part: str, client: int | None, data_dir: Path | None) -> Samples:

@@ -38,6 +38,8 @@ class Job(NamedTuple):
     """For `test` and `validate`: which samples."""
     size: int = 0
     """How much work it is, in samples: long jobs are best begun first. It changes no result."""
+    whole: bool = False
+    """For tests: whether they also give the score of every class and what was predicted."""
 
 
 @dataclass(frozen=True)

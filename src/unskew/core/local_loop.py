@@ -1,4 +1,4 @@
-"""The local loop: SGD with momentum and weight decay, fresh momentum at every visit, in place on its own copy."""
+"""The local loop: steps of SGD or another optimiser, whose memory is fresh at every visit, in place on its own copy."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from torch import Tensor
 from unskew.base.batch import Batch, group_batches
 from unskew.base.torch_private import add_in_place, add_lists, run_backward, scale_in_place, scale_list
 from unskew.base.tree import Groups, Tree
+from unskew.core.checks.faults import Fault
 from unskew.core.checks.returned import check_direction, check_loss, refuse_detached
 from unskew.core.checks.steps import hold_step, refuse_change, refuse_spoilt, refuse_unused
 from unskew.core.checks.watching import show
+from unskew.core.optimisers import advance, begin, clip
 
 if TYPE_CHECKING:
     from unskew.base.settings import LocalSettings
@@ -112,17 +114,17 @@ class OneByOne:
         return start
 
     def descend(self, c: Context, params: Tree, gradient: LocalGradient, batches: Iterable[Any]) -> Tree:
-        """A copy of `params` after one step of SGD along `gradient` for each batch."""
+        """A copy of `params` after one step of the optimiser along `gradient` for each batch."""
         params = self._copy(params)
         for name in c.trainable:
             # the working copy itself is what autograd differentiates by: no new leaves, nothing bound anew per step
             params[name].requires_grad_()
         self._working, self._leaves = params, c.trainable
         with torch.no_grad():
-            velocity = Velocity()
+            memory = start_memory(c.settings)
             for batch in batches:
                 grads = step_gradient(c, gradient, params, batch)
-                update([params[name] for name in grads], grads, velocity, c.settings)
+                memory.move([params[name] for name in grads], grads, c.settings)
         for name in c.trainable:
             params[name].requires_grad_(False)
         self._working = None
@@ -159,25 +161,58 @@ def _as_leaves(params: Tree, wanted: list[str]) -> Tree:
     return leaves
 
 
-def update(weights: list[Tensor], grads: Tree, velocity: Velocity, settings: LocalSettings) -> None:
-    """One step in place: d = grad + weight_decay * w; velocity = momentum * velocity + d; w = w - lr * velocity."""
-    steps = list(grads.values())
-    if settings.weight_decay:
-        steps = list(add_lists(steps, weights, alpha=settings.weight_decay))
-    if settings.momentum:
-        steps = velocity.advance(grads, steps, settings.momentum)
-    add_in_place(weights, steps, alpha=-settings.lr)
+def start_memory(settings: LocalSettings) -> Velocity | Memory:
+    """What the optimiser remembers when a visit begins."""
+    return Velocity() if settings.optimiser is None else Memory()
+
+
+class Memory:
+    """What any optimiser but SGD remembers in a visit."""
+
+    def __init__(self, values: Tree | None = None) -> None:
+        self._values = values
+        self._names: list[str] = []
+
+    def move(self, weights: list[Tensor], grads: Tree, settings: LocalSettings) -> None:
+        """One step in place."""
+        params = dict(zip(grads, weights, strict=True))
+        if self._values is None:
+            self._values = begin(params, settings)
+        if self._names and self._names != list(grads):
+            raise Fault(settings.optimiser, "step", "needs directions that name the same parameters in all steps of a "
+                        f"visit, got {list(grads)} after {self._names}; take sgd")  # fmt: skip
+        self._names = list(grads)
+        moved, self._values = advance(params, grads, self._values, settings)
+        for name, weight in params.items():
+            weight.copy_(moved[name])
 
 
 class Velocity:
-    """The momentum of a visit, kept by name, since a gradient may name other parameters at each step."""
+    """The momentum of SGD in a visit, kept by name, since a gradient may name other parameters at each step."""
 
     def __init__(self, values: Tree | None = None) -> None:
         self._values: Tree = dict(values or {})
         self._own = False
         """The first velocity is the gradient itself, which may be somebody else's; later ones are ours to change."""
 
-    def advance(self, grads: Tree, steps: list[Tensor], momentum: float) -> list[Tensor]:
+    def move(self, weights: list[Tensor], grads: Tree, settings: LocalSettings) -> None:
+        """One step in place, the direction clipped."""
+        self.update(weights, grads if settings.clip is None else clip(grads, settings.clip), settings)
+
+    def update(self, weights: list[Tensor], grads: Tree, settings: LocalSettings) -> None:
+        """d = grad + weight_decay * w; velocity = momentum * velocity + d; w = w - lr * velocity.
+
+        With Nesterov's momentum w = w - lr * (d + momentum * velocity). Unlike `move` also for many clients, [K, ...].
+        """
+        steps = list(grads.values())
+        if settings.weight_decay:
+            steps = list(add_lists(steps, weights, alpha=settings.weight_decay))
+        if settings.momentum:
+            velocity = self._advance(grads, steps, settings.momentum)
+            steps = list(add_lists(steps, velocity, alpha=settings.momentum)) if settings.nesterov else velocity
+        add_in_place(weights, steps, alpha=-settings.lr)
+
+    def _advance(self, grads: Tree, steps: list[Tensor], momentum: float) -> list[Tensor]:
         """momentum * velocity + step, for each of these names."""
         known = self._values
         if known.keys() != grads.keys():

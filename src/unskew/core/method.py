@@ -7,7 +7,7 @@ new values; they change nothing they are given.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -62,6 +62,11 @@ class Method(Component):
     """Whether clients train a model by a loss that terms can join."""
     ignores: ClassVar[tuple[str, ...]] = ()
     """Settings of a run that mean nothing to it (`local.lr`): a run that sets one says so."""
+    refuses: ClassVar[Mapping[str, str]] = {}
+    """Settings that its mathematics does not allow (`local.optimiser`), each with the reason: a run that sets one is
+    refused."""
+    gives_logits: ClassVar[bool] = True
+    """Whether the softmax of what `predict` gives are probabilities; AUC and calibration error need them."""
 
     def __init_subclass__(cls) -> None:
         """Refuses public names that are no slot, declaration, option or declared helper."""

@@ -1,14 +1,17 @@
-"""Schedules: what the learning rate is in a round, as a factor on that of the first."""
+"""Schedules: what the learning rate is in a round, as a factor on the run's (`local.lr`)."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
 
 from unskew.base.errors import InputError, is_from_signal
 from unskew.base.registry import Component, Registry, param
+from unskew.base.text import Table, parse
 from unskew.core.checks.faults import CAUGHT, Fault, server_error
 
 
@@ -16,8 +19,12 @@ class Schedule(Component):
     """The learning rate over the rounds."""
 
     def factor(self, done: int) -> float:
-        """The factor on the first round's learning rate after `done` rounds."""
+        """The factor on the run's learning rate after `done` rounds."""
         raise TypeError(f"{type(self).__name__} must define factor(done)")
+
+    def for_rounds(self, rounds: int) -> Schedule:
+        """The schedule of a run of so many rounds; most need not know how many there are."""
+        return self
 
     @property
     def depends_on_rounds(self) -> bool:
@@ -76,3 +83,132 @@ class Inverse(Schedule):
     def factor(self, done: int) -> float:
         """1 / (1 + decay t)."""
         return 1 / (1 + self.decay * done)
+
+
+@schedules.register("step")
+class Step(Schedule):
+    """Times a factor after every so many rounds, or after those that are named."""
+
+    every: int | None = param(default=None, ge=1, doc="rounds between falls")
+    decay: float = param(default=0.1, gt=0, le=1, doc="factor at each fall", source="torch.optim.lr_scheduler.StepLR")
+    at: tuple[int, ...] = param(default=(), doc="the rounds after which it falls, such as [100, 150], instead")
+
+    def factor(self, done: int) -> float:
+        """decay to the number of falls so far."""
+        falls = done // self.every if self.every is not None else sum(after <= done for after in self.at)
+        return self.decay**falls
+
+    def __post_init__(self) -> None:
+        """Refuses two rules for when it falls, or none."""
+        if (self.every is None) == (not self.at):
+            raise InputError("step needs either every or at: step(30), or step(at=[100, 150])")
+        if any(after < 1 for after in self.at) or list(self.at) != sorted(set(self.at)):
+            raise InputError(f"step.at: expected growing numbers of rounds such as [100, 150], got {list(self.at)}")
+
+
+@schedules.register("cosine")
+class Cosine(Schedule):
+    """Half a wave of a cosine from the full rate down to a share of it, over all rounds, after a warm-up.
+
+    Loshchilov, Hutter, "SGDR: Stochastic Gradient Descent with Warm Restarts", ICLR 2017, eq. 5 without restarts.
+    """
+
+    warmup: int = param(default=0, ge=0, doc="rounds before it in which the rate rises", source="our choice: none")
+    floor: float = param(default=0.0, ge=0, lt=1, doc="share of the rate at the end", source="paper, Sec. 4")
+    rounds: int | None = param(
+        default=None, ge=1, doc="the round that would have the floor's rate; none: the run's end"
+    )
+
+    @property
+    def depends_on_rounds(self) -> bool:
+        """Unless it says itself where it ends."""
+        return self.rounds is None
+
+    def for_rounds(self, rounds: int) -> Schedule:
+        """The same with an end; refuses one that leaves no room for the cosine, or ends at 0 before the run does."""
+        end = rounds if self.rounds is None else self.rounds
+        if end <= self.warmup:
+            raise InputError(
+                f"local.schedule = {self}: a warm-up of {self.warmup} leaves nothing of {end} rounds; lower warmup"
+            )
+        if end < rounds and self.floor == 0:
+            raise InputError(
+                f"local.schedule = {self} is at 0 after {end} rounds, and the run has {rounds}; give it a floor, such "
+                "as floor=0.01, or leave rounds out"
+            )
+        return dataclasses.replace(self, rounds=end)
+
+    def factor(self, done: int) -> float:
+        """floor + (1 - floor) (1 + cos(pi t / T)) / 2, t of T rounds after the warm-up."""
+        if done < self.warmup:
+            return rise(done, self.warmup)
+        if self.rounds is None:
+            raise InputError("cosine needs to know the number of rounds; ask for_rounds(rounds).factor(done)")
+        share = min(1.0, (done - self.warmup) / (self.rounds - self.warmup))
+        return self.floor + (1 - self.floor) * (1 + math.cos(math.pi * share)) / 2
+
+
+@schedules.register("warmup")
+class Warmup(Schedule):
+    """Rises to the full rate in equal steps; then another schedule begins.
+
+    Goyal et al., "Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour", 2017, Sec. 2.2 (gradual warmup).
+    """
+
+    rounds: int = param(ge=1, doc="rounds in which the rate rises")
+    then: Schedule = param(default=Constant(), doc="what follows, its rounds counted from there")
+
+    @property
+    def depends_on_rounds(self) -> bool:
+        """As what follows does."""
+        return self.then.depends_on_rounds
+
+    def for_rounds(self, rounds: int) -> Schedule:
+        """What follows has the rest of the rounds."""
+        return dataclasses.replace(self, then=self.then.for_rounds(max(1, rounds - self.rounds)))
+
+    def factor(self, done: int) -> float:
+        """(t + 1) / (T + 1) after t of T rounds."""
+        return rise(done, self.rounds) if done < self.rounds else read_factor(self.then, done - self.rounds)
+
+
+def rise(done: int, rounds: int) -> float:
+    """The factor in a warm-up of so many rounds: equal steps up from 0, one before each round."""
+    return (done + 1) / (rounds + 1)
+
+
+def walk_schedules(schedule: Schedule) -> Iterator[Schedule]:
+    """The schedule and those that follow it."""
+    yield schedule
+    if isinstance(schedule, Warmup):
+        yield from walk_schedules(schedule.then)
+
+
+def split_rate(value: Any) -> tuple[Any, Any]:
+    """The rate and the schedule that `lr` names: `cosine(0.1, warmup=10)` is 0.1 and `cosine(warmup=10)`.
+
+    A schedule is None where `lr` is a plain number, or no text of a schedule.
+    """
+    if isinstance(value, str):
+        try:
+            return float(value), None
+        except ValueError:
+            value = _parse(value)
+    if not isinstance(value, Mapping):
+        return value, None
+    table = dict(value)
+    name, listed = table.get("name"), list(table.pop("args", ()))
+    given = [table.pop("lr")] if "lr" in table else listed[:1]
+    rest = listed if "lr" in value else listed[1:]
+    schedules.get(str(name))
+    if not given:
+        raise InputError(f"local.lr: {name} needs the rate as its first argument, such as {name}(0.1)")
+    return given[0], {**table, **({"args": rest} if rest else {})}
+
+
+def _parse(text: str) -> Table:
+    """The table of a schedule's text."""
+    if not any(sign in text for sign in "(:") and text.strip().lower() not in schedules:
+        example = "cosine(0.1, warmup=10)"
+        raise InputError(f"local.lr: input should be a number, got '{text}'; or a schedule of one, such as {example}")
+    return parse(text)

@@ -59,7 +59,7 @@ SLOTS = (
 NAMES = tuple(slot.name for slot in SLOTS)
 DECLARATIONS = (
     "personal", "frozen", "output", "buffer_policy", "stackable", "reducers", "survey_reducers", "offers", "division",
-    "takes_terms", "stacked_tolerance", "ignores",
+    "takes_terms", "stacked_tolerance", "ignores", "refuses", "gives_logits",
 )  # fmt: skip
 """What a method declares instead of coding it."""
 

@@ -22,6 +22,7 @@ from unskew.core.jobs import Job, Reply, StateStore, Wire
 from unskew.core.method import Method
 from unskew.core.net import Net
 from unskew.core.observer import Observer
+from unskew.core.optimisers import Optimiser
 from unskew.core.per_client import MemoryStore
 from unskew.core.profile import Profile
 from unskew.core.schedule import Schedule, read_factor
@@ -93,7 +94,8 @@ class Task:
         The package's own methods are known to keep to it (tests/contract), and pay nothing.
         """
         divisions = [method.division for method in walk_nested(self.method)]
-        parts = (*walk_nested(self.method), *self.method.used_terms(), *self.client_observers, *divisions)
+        parts = (*walk_nested(self.method), *self.method.used_terms(), *self.client_observers, *divisions,
+                 *self._optimiser)  # fmt: skip
         if not is_foreign(parts):
             return frozenset()
         return self.own_slots | {"train"} | ({"download", "upload"} if is_foreign(divisions) else set())
@@ -111,8 +113,13 @@ class Task:
     @cached_property
     def foreign_parts(self) -> tuple[Component, ...]:
         """Methods and terms from outside the package: frozen, so that nothing may be kept in them."""
-        parts = (*walk_nested(self.method), *self.method.used_terms())
+        parts = (*walk_nested(self.method), *self.method.used_terms(), *self._optimiser)
         return tuple(part for part in parts if is_foreign([part]))
+
+    @property
+    def _optimiser(self) -> tuple[Optimiser, ...]:
+        """The optimiser of local training, where it is not SGD."""
+        return (self.local.optimiser,) if isinstance(self.local.optimiser, Optimiser) else ()
 
     @cached_property
     def has_foreign_model(self) -> bool:

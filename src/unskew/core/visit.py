@@ -191,9 +191,9 @@ def perform(task: Task, job: Job, c: ClientContext, data: LocalData) -> Work:
     if job.kind == "survey":
         return Work(slots.survey(c), {})
     if job.kind != "personal":
-        return Work({"score": score(slots, c, c.message["model"], data, task.eval_batch)}, {})
+        return Work({"score": score(slots, c, c.message["model"], data, task.eval_batch, job.whole)}, {})
     c, params = open_personal(c, slots.personalise(c))
-    return Work({"score": score(slots, c, params, data, task.eval_batch)}, {})
+    return Work({"score": score(slots, c, params, data, task.eval_batch, job.whole)}, {})
 
 
 def run_client(task: Task, c: ClientContext, slots: Slots) -> Work:
@@ -243,17 +243,21 @@ def encode(wire: Wire, job: Job, c: ClientContext, done: Work) -> Work:
     return done._replace(groups=sent, state={**done.state, **kept})
 
 
-def score(slots: Slots, c: ClientContext, params: Tree, data: LocalData, batch: int) -> Tree:
-    """For each sample, whether it is predicted right and its loss."""
-    right, loss = [], []
+def score(slots: Slots, c: ClientContext, params: Tree, data: LocalData, batch: int, whole: bool = False) -> Tree:
+    """For each sample, whether it is predicted right and its loss; `whole`: what is predicted, and all scores."""
+    found: dict[str, list[Tensor]] = {key: [] for key in ("right", "loss", *(("predicted", "scores") if whole else ()))}
     with torch.no_grad():
         for part in data.passes(batch):
             logits = slots.predict(c, params, part.x)
-            right.append(logits.argmax(1) == part.y)
-            loss.append(cross_entropy(logits, part.y).float())
-    if not right:
+            predicted = logits.argmax(1)
+            found["right"].append(predicted == part.y)
+            found["loss"].append(cross_entropy(logits, part.y).float())
+            if whole:
+                found["predicted"].append(predicted)
+                found["scores"].append(logits.float())
+    if not found["right"]:
         return {"right": torch.empty(0, dtype=torch.bool), "loss": torch.empty(0)}
-    return {"right": torch.cat(right), "loss": torch.cat(loss)}
+    return {key: torch.cat(parts) for key, parts in found.items()}
 
 
 # ------------------------------------------------------------------------------------------ the contexts

@@ -273,7 +273,7 @@ def _round_of(path: Path) -> int:
 def describe_run(config: Run) -> dict[str, Any]:
     """A resolved run as a site may read it: names and numbers, no code, no paths, no data of its own."""
     table = config.to_plain()
-    for key in ("code", "code_changes", "begun_in", "extended", "plugins", "data", "split", "measure"):
+    for key in ("code", "code_changes", "begun_in", "extended", "plugins", "data", "split", "measure", "track"):
         table.pop(key, None)
     execution = {**table["execution"], "executor": "serial", "workers": 0, "address": "", "gpus": 0.0, "chunk": 0}
     return {**table, "execution": execution}

@@ -22,6 +22,7 @@ from unskew.base.batch import Batch, Output
 from unskew.base.errors import InputError
 from unskew.base.naming import helper
 from unskew.base.registry import param, validated
+from unskew.base.settings import PLAIN
 from unskew.base.tree import Groups, Tree
 from unskew.core.context import ClientContext, LocalGradient, Outcome, ServerContext
 from unskew.core.jobs import Reply
@@ -119,7 +120,7 @@ def descend(
     c: ClientContext, images: Tree, gradient: LocalGradient, batches: Iterable[Batch], lr: float, momentum: float
 ) -> Tree:
     """The images after one step of SGD along `gradient(c, images, batch)` for each batch; nothing else is moved."""
-    settings = replace(c.settings, lr=lr, momentum=momentum, weight_decay=0.0)
+    settings = replace(c.settings, lr=lr, **{**PLAIN, "momentum": momentum})
     # whoever watches local training expects parameters of the model, which here stay as they are
     mover = c.with_fields(settings=settings, trainable=IMAGES, observers=())
     moved = c.steps.descend(mover, {"x": images["x"]}, gradient, batches)
@@ -159,7 +160,7 @@ def count_bytes(num_classes: int, classes_held: int, ipc: int, shape: tuple[int,
 
 def fit(s: ServerContext, params: Tree, data: Tree, loss: Callable[[Tree, Batch], Tensor], **settings: Any) -> Tree:
     """Trains the global model on condensed data; `settings` as of a client. The losses go into the round's record."""
-    at_server = s.aside(weight_decay=0.0, steps=None, drop_last=False, shuffle=True, **settings)
+    at_server = s.aside(**{**PLAIN, "steps": None, "drop_last": False, "shuffle": True, **settings})
     own = LocalData(Samples(data["x"], data["y"]), None, Pipeline(s.num_classes, (), (), Unvaried()))
     epochs = at_server.settings.epochs
     in_epoch = len(batch_bounds(len(own), at_server.settings.batch, skip_single=s.has_batchnorm))
@@ -216,7 +217,8 @@ class Condensing(Method):
     takes_terms = False
     ignores = (
         "local.epochs", "local.steps", "local.batch", "local.lr", "local.lr_decay", "local.schedule", "local.momentum",
-        "local.weight_decay", "local.drop_last", "local.shuffle", "augment",
+        "local.weight_decay", "local.optimiser", "local.nesterov", "local.clip", "local.drop_last", "local.shuffle",
+        "augment",
     )  # fmt: skip
     reducers = {"data": union}
 

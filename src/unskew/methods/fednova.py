@@ -5,7 +5,7 @@ NeurIPS 2020.
 
     paper            here
     tau_k            c.num_steps, the steps really taken
-    ||a_k||_1        c.sent["steps"]["a"]: tau_k, corrected for local momentum (momentum_steps.py)
+    ||a_k||_1        c.sent["steps"]["a"]: tau_k, corrected for local momentum, also Nesterov's (momentum_steps.py)
     d_k              (w - w_k) / (lr a_k); the reducer `normalised` takes the mean of (w_k - w) / a_k
     tau_eff          merged["steps"]["a"] = sum_k p_k a_k
     p_k              samples of the client by those of the round
@@ -15,6 +15,8 @@ A client without a step did not move: it counts in the mean like any other, but 
 over the others.
 FedSOL's code adds a control to each local gradient, dbar - d_k (`control=ccvr`), but forgets to compute dbar, which
 stays 0; here dbar is the running mean that its unused function describes. The default is FedNova without it.
+a_k holds what each gradient counts in w_k - w, the same whatever the gradients are (Sec. 4.1): an optimiser that scales
+them by their past, such as Adam, has none, and is refused. Clipped gradients are the gradients of the formulas.
 """
 
 from __future__ import annotations
@@ -112,6 +114,9 @@ class FedNova(Method):
         source="paper; ccvr: FedSOL's configuration",
     )
 
+    refuses = {
+        "local.optimiser": "a_k is what each gradient counts in an update of SGD, and Adam's has no such numbers"
+    }
     reducers = {"delta": normalised, "buffers": buffers, "steps": over_movers, "movers": ("steps", movers)}
 
     def update(self, s: ServerContext, server: Groups, merged: Groups) -> Groups:
@@ -127,7 +132,7 @@ class FedNova(Method):
         return {**reply, "steps": {"a": self._steps(c).to(own.dtype)}}
 
     def _steps(self, c: ClientContext) -> Tensor:
-        return count_plain_steps(c.num_steps, c.settings.momentum)
+        return count_plain_steps(c.num_steps, c.settings.momentum, c.settings.nesterov)
 
     # -------------------------------------------------------------------------- control=ccvr: dbar - d_k in each step
 

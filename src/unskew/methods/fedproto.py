@@ -92,6 +92,11 @@ class FedProto(Method):
         return self.form == "original"
 
     @property
+    def gives_logits(self) -> bool:  # type: ignore[override]
+        """Distances to prototypes are none."""
+        return not self._stays
+
+    @property
     def personal(self) -> tuple[str, ...]:  # type: ignore[override]
         """Nothing, or the whole model."""
         return ("*",) if self._stays else ()

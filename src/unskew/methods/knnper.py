@@ -95,6 +95,11 @@ class KNNPer(Wrapper):
         mixed = mixture(vote(out.features, store, self.k, self.scale), out.logits, self.share, self.mix)
         return mixed.clamp(min=torch.finfo(mixed.dtype).tiny).log() if self.mix == "probabilities" else mixed
 
+    @property
+    def gives_logits(self) -> bool:  # type: ignore[override]
+        """Votes added to logits are none."""
+        return self.mix == "probabilities"
+
     def __post_init__(self) -> None:
         """Refuses a method whose clients predict by something else than logits of the network."""
         if overrides(self.inner, "predict"):

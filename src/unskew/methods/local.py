@@ -8,20 +8,22 @@ Learning", CVPR 2024, Table 9, and of FedAS.
     lr x 0.99          decay, once an epoch
     the trained model  c.state["personal"], the whole model
 
-A client trains once, in the first round it takes part in, all its epochs with one momentum; in later rounds it does
-nothing more. One round with all clients is the whole method. The server's model stays the initial one, with which a
-client is tested until it has trained.
+A client trains once, in the first round it takes part in, all its epochs with one momentum (or what else the optimiser
+remembers); in later rounds it does nothing more. One round with all clients is the whole method. The server's model
+stays the initial one, with which a client is tested until it has trained.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from unskew.base import progress, tree
 from unskew.base.batch import Batch
 from unskew.base.registry import param
 from unskew.base.tree import Groups, Tree
-from unskew.core import optimisers
 from unskew.core.context import ClientContext
 from unskew.core.method import Method, methods
+from unskew.core.optimisers import advance, begin
 
 
 @methods.register("local")
@@ -39,23 +41,22 @@ class Local(Method):
     ignores = ("local.epochs", "local.steps", "local.lr_decay", "local.schedule")
 
     def train(self, c: ClientContext, params: Tree) -> Tree:
-        """All epochs of SGD, unless the client has trained already."""
+        """All epochs, unless the client has trained already."""
         if "personal" in c.state:  # clients that have trained never share a stack with newcomers
             return params
-        still = tree.zeros_like(tree.select(params, c.trainable)) if c.settings.momentum else {}
-        at: Groups = {"model": params, "velocity": still}
+        at: Groups = {"model": params, "memory": begin(tree.select(params, c.trainable), c.settings)}
         for epoch in range(self.epochs):
             progress.say("training alone: epochs", epoch, self.epochs)
             at = self._pass_once(c, at, c.settings.lr * self.decay**epoch, f"batches/{epoch}")
         return at["model"]
 
     def _pass_once(self, c: ClientContext, at: Groups, lr: float, purpose: str) -> Groups:
-        momentum, weight_decay = c.settings.momentum, c.settings.weight_decay
+        settings = replace(c.settings, lr=lr)
 
         def step(at: Groups, batch: Batch) -> Groups:
             grads = self.gradient(c, at["model"], batch)
-            model, velocity = optimisers.sgd(at["model"], grads, at["velocity"], lr, momentum, weight_decay)
-            return {"model": model, "velocity": velocity}
+            model, memory = advance(at["model"], grads, at["memory"], settings)
+            return {"model": model, "memory": memory}
 
         return c.fold(step, at, epochs=1, purpose=purpose)
 

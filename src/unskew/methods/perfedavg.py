@@ -41,6 +41,11 @@ class PerFedAvg(Method):
     )
 
     output = "tuned"
+    refuses = {
+        "local.optimiser": "both half-steps are SGD's, with rates of their own (local.lr and beta) and one velocity",
+        "local.nesterov": "both half-steps go through one velocity, which the next one reads",
+        "local.clip": "the half-step to where the gradient is taken is a plain one",
+    }
 
     def _meta_step(self, c: ClientContext, at: Groups, batches: tuple[Batch, Batch]) -> Groups:
         """w - beta grad f(w - alpha grad f(w)), where each gradient goes through the one velocity."""

@@ -10,6 +10,8 @@ Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Lea
 
 With momentum m, K plain steps move the model as far as K' = (K - m (1 - m^K) / (1 - m)) / (1 - m) steps of size
 eta: FedSOL's code divides by K', the paper (which has no momentum) by K. Default: `momentum`, equal to K at m = 0.
+With Nesterov's momentum K' is what its steps sum up to. A control is a mean of gradients because steps are sums of
+them: with Adam's or clipped steps it would not be one, and both are refused.
 """
 
 from __future__ import annotations
@@ -42,6 +44,10 @@ class Scaffold(Method):
     )
 
     reducers = {"delta": mean, "buffers": buffers, "control": mean_over_all_clients}
+    refuses = {
+        "local.optimiser": "its control is what SGD's steps moved, divided by their number and rate (option II)",
+        "local.clip": "its control is the mean of the gradients behind the steps, which clipped steps do not give",
+    }
 
     def init(self, s: ServerContext) -> Groups:
         """The initial model and a control of zeros."""
@@ -85,4 +91,8 @@ class Scaffold(Method):
         return {name: (model[name] - params[name]) * share - control[name] * took_part for name in control}
 
     def _steps(self, c: ClientContext) -> Tensor:
-        return c.num_steps if self.divisor == "plain" else count_plain_steps(c.num_steps, c.settings.momentum)
+        return (
+            c.num_steps
+            if self.divisor == "plain"
+            else count_plain_steps(c.num_steps, c.settings.momentum, c.settings.nesterov)
+        )

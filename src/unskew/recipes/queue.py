@@ -1,12 +1,11 @@
-"""A queue of reproductions: a file of lines, worked through at low priority, one process per core, for days if need be.
+"""A queue of reproductions: a file of lines, worked through at low priority, side by side, for days if need be.
 
-A line is what follows `unskew reproduce`: a table with its --rows, --columns, --scale and --seeds. Workers take runs in
-the order of the file; a run that another worker has is passed over, one that was interrupted is resumed.
+A line is what follows `unskew reproduce`: a table with its --rows, --columns, --scale and --seeds. Runs are taken in
+the order of the file; one that another queue's process has is passed over, one that was interrupted is resumed.
 """
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,8 +16,12 @@ from typing import get_args
 from unskew.base.errors import InputError, let_pass
 from unskew.recipes import find
 from unskew.recipes.base import Scale, Table
-from unskew.recipes.reproduce import Data, Plan, Watch, identify, make_plan, place_of, play
+from unskew.recipes.reproduce import Data, Plan, identify, list_cells, make_plan
+from unskew.runs.cells_here import play_here, run_place
+from unskew.runs.comparison import Announce, Place
+from unskew.runs.engine import Watch
 from unskew.runs.folder import RunFolder
+from unskew.runs.side_by_side import Ended
 
 LOWEST = 19
 """The lowest priority of a process."""
@@ -115,18 +118,15 @@ def _join(one: Plan, other: Plan) -> Plan:
     )
 
 
-def work(plans: Sequence[Plan], out: Path, data: Data, watch: Watch | None = None) -> int:
-    """Takes runs until none is left that nobody has; how many it played."""
-    os.nice(LOWEST)
-    played = 0
-    for plan in plans:
-        for run in plan.runs:
-            place = place_of(data.resolve(run), out / plan.scale)
-            with _claim(place) as mine:
-                if mine and not RunFolder(place).finished:
-                    play([run], out / plan.scale, data, watch)
-                    played += 1
-    return played
+def work(places: Sequence[Place], jobs: int, announce: Announce | None = None, ended: Ended | None = None) -> None:
+    """Takes runs until none is left that nobody has, so many at a time; what one fails with is raised at the end."""
+    play_here(places, jobs, announce, ended=ended, play=_claim_and_run, nice=LOWEST, patient=True)
+
+
+def _claim_and_run(place: Place, watch: Watch | None) -> None:
+    with _claim(place.path) as mine:
+        if mine and not RunFolder(place.path).finished:
+            run_place(place, watch)
 
 
 @contextmanager
@@ -144,7 +144,7 @@ def _claim(place: Path) -> Iterator[bool]:
         yield True
 
 
-def list_places(plans: Sequence[Plan], out: Path, data: Data) -> list[Path]:
-    """The folders of all runs, each once."""
-    places = (place_of(data.resolve(run), out / plan.scale) for plan in plans for run in plan.runs)
-    return list(dict.fromkeys(places))
+def list_places(plans: Sequence[Plan], out: Path, data: Data) -> list[Place]:
+    """All runs with their folders, each once."""
+    cells = (cell for plan in plans for cell in list_cells(plan.runs, out / plan.scale, data))
+    return list({cell.path: cell for cell in cells}.values())

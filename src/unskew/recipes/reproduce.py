@@ -184,7 +184,7 @@ def play(
     """
     found = {}
     if elsewhere is not None:
-        elsewhere(list_cells(runs, out, data))
+        elsewhere(list_cells(runs, out, data), watch)
     for number, run in enumerate(runs, 1):
         resolved = data.resolve(run)
         seen = watch(resolved, number, len(runs)) if watch else None

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from unskew.base.errors import InputError
-from unskew.base.text import count_of
+from unskew.base.text import count_of, split_list
+from unskew.measures.classification import LOWER_IS_BETTER, NAMES
 from unskew.report.tables import Cell, Mark, Table, mark_best
 from unskew.runs.comparison import CellResult, Metric
 from unskew.runs.folder import Row
@@ -15,11 +17,23 @@ MANY = 12
 """With more methods than this, rows are sorted."""
 
 
-def table(cells: Sequence[CellResult], title: str, metric: Metric = "last", about: Sequence[str] = ()) -> Table:
+def read_columns(text: str) -> list[str]:
+    """The figures that a text names, such as `macro_f1,auc`, or `all`."""
+    names = list(NAMES) if text.strip() == "all" else split_list(text)
+    if unknown := next((name for name in names if name not in NAMES), None):
+        raise InputError(f"--columns: there is no figure '{unknown}'; known: {', '.join(NAMES)}, or all")
+    return list(dict.fromkeys(names))
+
+
+def table(
+    cells: Sequence[CellResult], title: str, metric: Metric = "last", about: Sequence[str] = (),
+    columns: str | Sequence[str] = (),
+) -> Table:  # fmt: skip
     """The comparison's table: accuracy, clients' accuracy, and time and bytes relative to the first method.
 
     Where methods with a global model and with personal ones meet, both figures stand side by side, global methods
     first. Many rows are sorted by accuracy, few stay in the given order. `about`: notes on what was compared.
+    `columns`: more figures of the last test, such as `macro_f1`.
     """
     if not cells:
         raise InputError("there are no runs to make a table of; give the cells that unskew.compare returns")
@@ -39,9 +53,12 @@ def table(cells: Sequence[CellResult], title: str, metric: Metric = "last", abou
 
     diverged = tuple(name for name in names if any(cell.summary["diverged"] for cell in by_method[name]))
 
-    def rank(values: list[tuple[float, ...]]) -> list[Mark]:
+    def rank(values: list[tuple[float, ...]], higher_is_better: bool = True) -> list[Mark]:
         # the figures of a run that diverged are those of the model that it happened to stop with
-        return mark_best([() if name in diverged else own for name, own in zip(names, values, strict=True)])
+        ranked = [() if name in diverged else own for name, own in zip(names, values, strict=True)]
+        return mark_best(ranked, higher_is_better)
+
+    more = read_columns(columns if isinstance(columns, str) else ",".join(columns))
 
     ranked: list[tuple[str, list[tuple[float, ...]]]] = [
         *(
@@ -58,7 +75,12 @@ def table(cells: Sequence[CellResult], title: str, metric: Metric = "last", abou
         *_rounds_to([by_method[name] for name in names], by_method[first]),
     ]
     blank: list[Mark] = [""] * len(names)
-    figures = [*((*each, rank(each[1])) for each in ranked), *((*each, blank) for each in unranked)]
+    beyond = [(f"{NAMES[name]} %", column(partial(_beyond, name)), name) for name in more]
+    figures = [
+        *((*each, rank(each[1])) for each in ranked),
+        *((heading, values, rank(values, name not in LOWER_IS_BETTER)) for heading, values, name in beyond),
+        *((*each, blank) for each in unranked),
+    ]
     rows = tuple(
         (name, tuple(Cell(values[number], marks[number], "×" in column) for column, values, marks in figures))
         for number, name in enumerate(names)
@@ -67,6 +89,7 @@ def table(cells: Sequence[CellResult], title: str, metric: Metric = "last", abou
         *about,
         *_explain_accuracy(key, mixed, bool(own), len({cell.seed for cell in cells})),
         "clients and worst: mean over clients and over the worst tenth of them, each on its own test set, last round",
+        *_explain_beyond(more, mixed or bool(own), any("figures" not in cell.summary for cell in cells)),
         f"time × and bytes ×: the clients' seconds of work and the traffic, relative to {first}",
         *(f"wire: {', '.join(wire)}" for wire in [cells[0].summary.get("wire")] if wire),
         *_rounds_to_notes(cells, first),
@@ -114,6 +137,20 @@ def _explain_accuracy(key: str, mixed: bool, personal: bool, seeds: int) -> list
         "personal: the models that clients use, pooled over the clients' own test sets"
         + ("" if key == "last" else "; – for a global model, which clients test in the last round only"),
     ]
+
+
+def _beyond(name: str, summary: Row) -> float | None:
+    """A figure beyond accuracy; None where the run did not record it, or it is not defined."""
+    value = (summary.get("figures") or {}).get(name)
+    return None if value is None else 100 * value
+
+
+def _explain_beyond(more: Sequence[str], personal: bool, old: bool) -> list[str]:
+    if not more:
+        return []
+    whose = "the global model, or where there is none the clients' own, pooled" if personal else "the global model"
+    missing = "; – also for runs of a version that did not record them" if old else ""
+    return [f"{', '.join(NAMES[name] for name in more)}: {whose}, last round{missing}"]
 
 
 def _explain_divergence(cell: CellResult) -> str:

@@ -28,7 +28,6 @@ Curve = Sequence[tuple[int, float]]
 """(round, accuracy) of one seed."""
 Curves = Mapping[str, Sequence[Curve]]
 """Those of each method."""
-EXPLAINED = "in brackets: the last round; band: ± 1 standard deviation over seeds"
 
 
 GLOBAL, OWN = "global models, on the global test set", "models that clients use, pooled over their own test sets"
@@ -81,10 +80,16 @@ def plot_panels(panels: Mapping[str, Curves], path: Path, title: str) -> None:
         axes.set_title(heading, loc="left", fontsize=9)
         if crowded:
             below: Any = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.12), "ncols": _columns(panels)}
-            axes.legend(frameon=False, fontsize=8, title=EXPLAINED, title_fontsize=7, **below)
+            axes.legend(frameon=False, fontsize=8, title=_explain(curves), title_fontsize=7, **below)
         else:
-            axes.legend(frameon=False, fontsize=9, title=EXPLAINED, title_fontsize=8)
+            axes.legend(frameon=False, fontsize=9, title=_explain(curves), title_fontsize=8)
     figure.savefig(path)
+
+
+def _explain(curves: Curves) -> str:
+    """What the legend's figures are, and the bands where there are some."""
+    bands = any(len(seeds) > 1 for seeds in curves.values())
+    return "in brackets: the last round" + "; band: ± 1 standard deviation over seeds" * bands
 
 
 def _columns(panels: Mapping[str, Curves]) -> int:

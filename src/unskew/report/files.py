@@ -21,8 +21,11 @@ from unskew.base.errors import InputError, let_pass
 
 EARLIER = "earlier"
 _WRITING = ".writing-"
-NAMES = ("table.json", "table.md", "table.csv", "table.tex", "curves.png", "split.png", "measures.png", "report.html")
-"""What a comparison writes beside its runs."""
+NAMES = (
+    "table.json", "table.md", "table.csv", "table.tex", "curves.png", "split.png", "measures.png", "report.html",
+    "trials.json", "trials.md", "trials.csv",
+)  # fmt: skip
+"""What a comparison writes beside its runs; the last ones if its settings were tuned."""
 
 
 def check_place(out: Path) -> None:

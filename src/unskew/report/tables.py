@@ -25,10 +25,14 @@ class Cell:
     mark: Mark = ""
     exact: bool = False
     """The same under every seed by its nature: shown without a deviation."""
+    words: str = ""
+    """What is not a figure."""
 
     @property
     def text(self) -> str:
         """`mean ± std`; without the deviation where there is one seed."""
+        if self.words:
+            return self.words
         if not self.values:
             return "–"
         mean, std = mean_and_std(self.values)
@@ -113,13 +117,15 @@ def _csv(table: Table) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["method", *(f"{column} {part}" for column in table.columns for part in ("mean", "std"))])
     for name, cells in table.rows:
-        numbers = [part for cell in cells for part in (mean_and_std(cell.values) if cell.values else ("", ""))]
+        numbers = [part for cell in cells for part in (mean_and_std(cell.values) if cell.values else (cell.words, ""))]
         writer.writerow([name, *("" if isinstance(n, float) and math.isnan(n) else n for n in numbers)])
     return text.getvalue()
 
 
 def _latex(table: Table) -> str:
     def cell(value: Cell) -> str:
+        if value.words:
+            return plain(value.words)
         text = value.text.replace(" ± ", r" \pm ").replace("–", r"\text{--}")
         return {"best": rf"$\mathbf{{{text}}}$", "second": rf"\underline{{${text}$}}", "": f"${text}$"}[value.mark]
 
@@ -138,7 +144,9 @@ def _latex(table: Table) -> str:
 
 
 def _json(table: Table) -> str:
-    def cell(value: Cell) -> dict[str, Any]:
+    def cell(value: Cell) -> Any:
+        if value.words:
+            return value.words
         mean, std = mean_and_std(value.values) if value.values else (None, None)
         return {
             "mean": mean,

@@ -30,8 +30,13 @@ from unskew.runs.arguments import (
     refuse,
     to_run,
 )
+from unskew.runs.cells_here import count_jobs, read_jobs, run_side_by_side
+from unskew.runs.config import read_trackers
 from unskew.runs.field import drop_misfits
 from unskew.runs.saved import SavedRun
+from unskew.runs.tuning import tune as tuning
+from unskew.runs.tuning.searches import Kind
+from unskew.runs.tuning.tune import Tuning
 from unskew.runs.weights import read_weights
 
 log = logging.getLogger(__name__)
@@ -72,11 +77,13 @@ def resume(
     data_dir: str | Path | None = None,
     watch: engine.Watch | None = None,
     executor: str | None = None,
+    track: Any = None,
     accept_changed_code: bool = False,
 ) -> engine.Result:
     """Continues an interrupted run; hand over data, model and init again if they were Python objects.
 
     `executor` may be another one that gives the same bits: "pool" for a run begun with "serial", or the reverse.
+    `track` names other trackers than the run began with (`[]`: none).
 
     If your own code changed since the run was begun it refuses, or with `accept_changed_code` goes on and records it.
     """
@@ -88,6 +95,7 @@ def resume(
         return engine.resume(
             place, data_dir=files, dataset=dataset, watch=watcher, model=architecture, init=read_weights(init),
             executor=read_executor(executor), accept_changed_code=accept,
+            track=None if track is None else read_trackers(track),
         )  # fmt: skip
 
 
@@ -151,14 +159,17 @@ def compare(
     model: str | nn.Module | None = None,
     head: str = "",
     data_dir: str | Path | None = None,
+    jobs: int | None = 1,
     **options: Any,
 ) -> list[comparison.CellResult]:
     """Runs each method under each seed on the same federations; finished runs in `out` are read back.
 
     Methods may be one text, as on the command line: "fedavg,fedprox(mu=0.1)"; "all", "all-global" and "all-personal"
-    are all registered methods at their defaults.
+    are all registered methods at their defaults. `jobs`: so many runs at a time, each in a forked process of its own;
+    None: one for each core.
     """
     place, files, numbers = read_place("out", out), read_data_dir(data_dir), read_seeds(seeds)
+    at_once = read_jobs(jobs)
     comparison.check_folder(place)
     refuse(
         options,
@@ -170,11 +181,51 @@ def compare(
     )
     config = to_run(read_options(options, data, model, head))
     wanted = read_methods(methods)
+    elsewhere = run_side_by_side(count_jobs(at_once, [config.execution]))
     dataset = data if isinstance(data, Dataset) else None
     with _watch_data(dataset):
         loaded = dataset if dataset is not None else load(config.data, files)
         fitting = drop_misfits(wanted, config, numbers[0], loaded)
-        return comparison.compare(config, fitting, numbers, place, data_dir=files, dataset=loaded)
+        return comparison.compare(config, fitting, numbers, place, data_dir=files, dataset=loaded, elsewhere=elsewhere)
+
+
+def tune(
+    methods: str | Sequence[str | Method],
+    grid: Mapping[str, Any] | Sequence[str] | str,
+    *,
+    out: str | Path,
+    budget: int | None = None,
+    search: Kind = "grid",
+    seeds: int | str | Sequence[int] = 3,
+    tuning_seeds: int | str | Sequence[int] = 1,
+    metric: comparison.Metric = "last",
+    data: str | Dataset = "digits",
+    model: str | nn.Module | None = None,
+    head: str = "",
+    data_dir: str | Path | None = None,
+    jobs: int | None = 1,
+    **options: Any,
+) -> Tuning:
+    """Tries settings of each method on validation data, as many for each, then runs the chosen ones on fresh seeds.
+
+    `grid` says what to try: {"lr": [0.01, 0.1], "fedprox.mu": [0.1, 1]}, or texts as on the command line. Trials and
+    runs that are finished in `out` are read back.
+    """
+    place, files, numbers = read_place("out", out), read_data_dir(data_dir), read_seeds(seeds)
+    at_once = read_jobs(jobs)
+    comparison.check_folder(place)
+    refuse(options, {"method": "name the methods with methods=[...]", "seed": "name the seeds with seeds=[...]"})
+    config = to_run(read_options(options, data, model, head))
+    wanted = read_methods(methods)
+    elsewhere = run_side_by_side(count_jobs(at_once, [config.execution]))
+    dataset = data if isinstance(data, Dataset) else None
+    with _watch_data(dataset):
+        loaded = dataset if dataset is not None else load(config.data, files)
+        fitting = drop_misfits(wanted, config, numbers[0], loaded)
+        plan = tuning.make_plan(config, fitting, grid, budget, search, tuning_seeds, numbers, metric, loaded)
+        trials, tuned = tuning.tune(plan, loaded, place, elsewhere=elsewhere)
+        cells = tuning.compare_tuned(plan, tuned, loaded, place, elsewhere=elsewhere)
+    return Tuning(trials, tuned, cells, (*fitting.notes, *tuning.explain(plan, loaded)))
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from unskew.core.checks.returned import describe
 from unskew.core.checks.watching import is_foreign
 from unskew.core.device import Device
 from unskew.core.jobs import Executor
+from unskew.core.method import Method
 from unskew.core.net import Net
 from unskew.core.observer import Observer
 from unskew.core.profile import ProfiledExecutor
@@ -185,7 +186,7 @@ def make_task(config: Run, data: Dataset, partition: Partition) -> Task:
         initial={"model": params, "buffers": buffers},
         seed=config.seed,
         local=config.local.settings(),
-        schedule=config.local.chosen_schedule,
+        schedule=config.local.chosen_schedule.for_rounds(config.rounds),
         buffer_policy=method.buffer_policy or config.local.buffers or "average",
         cohort_size=cohort_size(config.sample, len(partition)),
         dropout=config.dropout,
@@ -217,7 +218,7 @@ def make_task(config: Run, data: Dataset, partition: Partition) -> Task:
 
 def _warn_idle_options(config: Run, net: Net) -> None:
     """Says which options do nothing because of others, or of the method."""
-    idle = [path for path in config.method.ignores if _differs_from_default(config, path)]
+    idle = [path for path in config.method.ignores if _differs(config, path, "ignores")]
     if idle:
         warn_once(log, f"{config.method.name} does not use {', '.join(idle)}, which the run sets; see its own options")
     buffers = config.local.buffers
@@ -271,11 +272,14 @@ def _warn_few_tests(config: Run) -> None:
         )
 
 
-def _differs_from_default(config: Run, path: str) -> bool:
+def _differs(config: Run, path: str, declared: str) -> bool:
+    """Whether the run sets what a method declares something about."""
     section, _, name = path.rpartition(".")
     chosen: Any = getattr(config, section, None) if section else config
     if not hasattr(chosen, name):
-        raise InputError(f"{config.method.name}.ignores names '{path}', which no run has; write one such as local.lr")
+        raise InputError(
+            f"{config.method.name}.{declared} names '{path}', which no run has; write one such as local.lr"
+        )
     return bool(getattr(chosen, name) != getattr(type(chosen)(), name))
 
 
@@ -285,8 +289,20 @@ def check_method(config: Run) -> Chain | None:
     for nested in walk_nested(method):
         check_declarations(nested)
         check_idle(nested)
+    for nested in reversed(list(walk_nested(method))):  # a wrapper repeats what the method inside says
+        _refuse_settings(config, nested)
     check_terms(method)
     return build_chain(config.wire, method)
+
+
+def _refuse_settings(config: Run, method: Method) -> None:
+    """An error where the run sets what the method's mathematics does not allow."""
+    for path, why in method.refuses.items():
+        if _differs(config, path, "refuses"):
+            section, _, name = path.rpartition(".")
+            value = getattr(getattr(config, section) if section else config, name)
+            shown = str(value).lower() if isinstance(value, bool) else value
+            raise InputError(f"{method.name} does not go with {path} = {shown}: {why}; leave it out")
 
 
 def build_model(config: Run, data: Dataset) -> Model:

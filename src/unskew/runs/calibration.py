@@ -59,7 +59,7 @@ def settle(config: Run, task: Task) -> Run:
 
 def _warn_of_tolerance(config: Run) -> None:
     """Says so if `stacked` comes less near to `serial` than usual."""
-    if (promised := find_tolerance(config.method, config.wire)) > USUAL:
+    if (promised := find_tolerance(config.method, (*config.wire, config.local.optimiser))) > USUAL:
         log.warning(
             "executor stacked with %s: %s (usually within %g); compare it with stacked runs only",
             ", ".join([str(config.method), *map(str, config.wire)]), describe(promised), USUAL,

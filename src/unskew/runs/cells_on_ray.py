@@ -10,7 +10,7 @@ import contextlib
 import logging
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,10 @@ from unskew.base.errors import InputError, SlotError, one_line
 from unskew.data.dataset import Dataset
 from unskew.executors.ray.actor import Bytes, pack_data, unpack_data
 from unskew.executors.ray.executor import RETRIES, connect, import_ray, sent_by_value
-from unskew.runs import rules
-from unskew.runs.comparison import Place, run_cell
+from unskew.runs.comparison import Announce, Place, run_cell
 from unskew.runs.config import Run
-from unskew.runs.folder import RunFolder
+from unskew.runs.engine import Watch
+from unskew.runs.side_by_side import Died, Ended, find_unfinished, play_cells, without_processes
 
 log = logging.getLogger(__name__)
 
@@ -56,62 +56,40 @@ class Host:
         return read_files(self._path)
 
 
-def play_cells(places: Sequence[Place], address: str = "", said: Callable[[str], None] = log.info) -> None:
-    """Runs every cell that is not finished; afterwards all their folders are here. `said`: told of each that ends."""
-    waiting = [place for place in places if not RunFolder(place.path).finished]
-    if not waiting:
-        return
-    started = connect(address)
-    try:
-        _Cells(waiting, said).play()
-    finally:
-        if started:
-            import_ray().shutdown()
+def play_on_ray(
+    places: Sequence[Place], address: str = "", announce: Announce | None = None, ended: Ended | None = None
+) -> None:
+    """Runs every cell that is not finished; afterwards all their folders are here."""
+    if find_unfinished(places):
+        play_cells(places, Cluster(address), announce=announce, ended=ended)
 
 
-class _Cells:
-    """Cells on their way, as many as the cluster has cores."""
+class Cluster:
+    """A venue of Ray actors, as many as the cluster has cores."""
 
-    def __init__(self, waiting: list[Place], said: Callable[[str], None]) -> None:
-        self._ray, self._waiting, self._said = import_ray(), waiting, said
-        self._total = len(waiting)
-        self._busy: dict[Any, tuple[Any, Place]] = {}
-        """By what tells that a cell has ended: where it is, and which one."""
+    retries = RETRIES
+
+    def __init__(self, address: str = "") -> None:
+        self._started, self._ray = connect(address), import_ray()
+        self._busy: dict[int, tuple[Any, Any, Place]] = {}
+        """By number: what tells that a cell has ended, where it is, and which one."""
         self._data: dict[int, tuple[Dataset, Any, Any]] = {}
-        self._deaths: dict[Path, int] = {}
-        self._done = 0
+        self._seen = time.monotonic()
 
-    def play(self) -> None:
-        """Until all are done; whatever ends it, what was written so far is here."""
-        try:
-            seen = time.monotonic()
-            while self._waiting or self._busy:
-                while self._waiting and len(self._busy) < max(1, int(self._ray.cluster_resources().get("CPU", 0))):
-                    self._start(self._waiting.pop(0))
-                for future in self._ray.wait(list(self._busy), num_returns=1, timeout=EVERY)[0]:
-                    self._end(future)
-                if time.monotonic() - seen > EVERY:
-                    self._fetch_all()
-                    seen = time.monotonic()
-        except BaseException:
-            self._fetch_all()
-            raise
-        finally:
-            for host, _ in self._busy.values():
-                with contextlib.suppress(Exception):
-                    self._ray.kill(host)
+    def count_places(self) -> int:
+        """One for each core that the cluster has now."""
+        return max(1, int(self._ray.cluster_resources().get("CPU", 0)))
 
-    def _start(self, place: Place) -> None:
-        # the run's own executor would be a cluster in a cluster; serial gives its bits
-        chosen = place.run.execution
-        execution = rules.change(chosen, executor="serial", workers=0, address="", gpus=0.0)
-        same = chosen.executor in ("pool", "ray", "auto")
-        run = replace(place.run, execution=execution) if same else place.run
+    def start(self, number: int, place: Place, watch: Watch | None) -> None:
+        """Sends a cell to a node, with what it has written so far; how its rounds go is not told."""
+        # the run's own executor would be a cluster in a cluster
+        run = without_processes(place.run, ("pool", "ray", "auto"))
+        run = replace(run, track=())  # trackers are shown the cell when it is here
         options = {"num_cpus": 1, "scheduling_strategy": "SPREAD", "max_concurrency": 2}  # to play and to be looked at
         given = run, *self._send(place.data), read_files(place.path)
         with sent_by_value(self._ray):
             host = self._ray.remote(Host).options(**options).remote(*given)
-        self._busy[host.play.remote()] = host, place
+        self._busy[number] = host.play.remote(), host, place
 
     def _send(self, data: Dataset) -> tuple[Any, Any]:
         """References to the data in the object store, where each data set is put once."""
@@ -120,32 +98,52 @@ class _Cells:
             self._data[id(data)] = data, self._ray.put(about), self._ray.put(raw)
         return self._data[id(data)][1:]
 
-    def _end(self, future: Any) -> None:
-        host, place = self._busy.pop(future)
+    def wait(self) -> list[int]:
+        """The cells that have ended within some seconds; fetches what the others have written, now and then."""
+        numbers = {future: number for number, (future, _, _) in self._busy.items()}
+        ended = [numbers[future] for future in self._ray.wait(list(numbers), num_returns=1, timeout=EVERY)[0]]
+        if time.monotonic() - self._seen > EVERY:
+            self._fetch(self._busy.keys())
+            self._seen = time.monotonic()
+        return ended
+
+    def collect(self, number: int) -> BaseException | None:
+        """Fetches an ended cell's files; what went wrong."""
+        future, host, place = self._busy.pop(number)
         try:
             failed, files = self._ray.get(future), self._ray.get(host.fetch.remote())
         except self._ray.exceptions.RayError as error:
-            deaths = self._deaths[place.path] = self._deaths.get(place.path, 0) + 1
             how = one_line(error)[:200]
-            if deaths > RETRIES:
-                raise InputError(f"{place.path.name}: its process on the cluster died {deaths} times: {how}") from None
-            log.warning("%s: its process on the cluster died (%s); it goes on elsewhere", place.path.name, how)
-            self._waiting.insert(0, place)
-            return
+            log.warning("%s: its process on the cluster died (%s)", place.path.name, how)
+            raise Died(f"its process on the cluster died: {how}") from None
         write_files(files, place.path)
         self._ray.kill(host)
-        if failed is not None:
-            if isinstance(failed, SlotError):
-                failed.folder = str(place.path)
-            raise failed
-        self._done += 1
-        self._said(
-            f"{place.run.method}, seed {place.run.seed}: finished on the cluster ({self._done} of {self._total})"
-        )
+        if isinstance(failed, SlotError):
+            failed.folder = str(place.path)
+        return failed  # type: ignore[no-any-return]
 
-    def _fetch_all(self) -> None:
+    def stop(self, numbers: Collection[int]) -> None:
+        """Fetches what these cells have written, and ends them."""
+        self._fetch(numbers)
+        for number in list(numbers):
+            self._kill(number)
+
+    def close(self) -> None:
+        """Ends all cells, and the cluster if it was begun here."""
+        for number in list(self._busy):
+            self._kill(number)
+        if self._started:
+            self._ray.shutdown()
+
+    def _kill(self, number: int) -> None:
+        if number in self._busy:
+            with contextlib.suppress(Exception):
+                self._ray.kill(self._busy.pop(number)[1])
+
+    def _fetch(self, numbers: Collection[int]) -> None:
         """What cells have written so far; one that does not answer keeps what was fetched before."""
-        looks = {host.fetch.remote(): place for host, place in self._busy.values()}
+        cells = [self._busy[number] for number in numbers if number in self._busy]
+        looks = {host.fetch.remote(): place for _, host, place in cells}
         if not looks:
             return
         ready, _ = self._ray.wait(list(looks), num_returns=len(looks), timeout=EVERY)

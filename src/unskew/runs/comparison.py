@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -19,6 +19,7 @@ from unskew.runs import building, engine
 from unskew.runs.config import Run, read_file
 from unskew.runs.folder import Row, RunFolder
 from unskew.runs.summary import read_finished
+from unskew.runs.tracked import show_saved
 
 log = logging.getLogger(__name__)
 Metric = Literal["last", "last_k", "last_10_percent", "best_on_validation", "best_on_test"]
@@ -46,10 +47,10 @@ class Place(NamedTuple):
     path: Path
 
 
-Elsewhere = Callable[[Sequence[Place]], None]
-"""Runs cells somewhere else, such as on a cluster; afterwards their folders are here."""
 Announce = Callable[[Run, int, int], engine.Watch | None]
 """Called before each cell with its run, number and the number of all cells; gives who watches its rounds."""
+Elsewhere = Callable[[Sequence[Place], Announce | None], None]
+"""Runs cells side by side, in other processes or on a cluster; afterwards their folders are here."""
 
 
 @neutral_torch()
@@ -66,7 +67,7 @@ def compare(
 ) -> list[CellResult]:
     """Runs every method under every seed; finished cells are read back, interrupted ones are resumed.
 
-    `elsewhere`: who runs them, side by side, if not this process one after the other.
+    `elsewhere`: who runs them side by side, if not this process one after the other.
     """
     names = [str(method) for method in methods]
     twice = next((name for name in names if names.count(name) > 1), None)
@@ -74,22 +75,42 @@ def compare(
         raise InputError(f"'{twice}' is named twice in the comparison; give each method once, with different options")
     loaded = dataset if dataset is not None else load(base.data, data_dir)
     wanted = [construct(Run, {**vars(base), "method": method, "seed": seed}) for seed in seeds for method in methods]
-    for run in wanted:  # every cell is checked before the first is run
+    return compare_runs(place_runs(wanted, loaded, out / "runs"), announce, elsewhere)
+
+
+def place_runs(wanted: Sequence[Run], data: Dataset, folder: Path) -> list[Place]:
+    """The runs resolved, each with its own folder in this one; every one is checked before the first is run."""
+    for run in wanted:
         building.check_method(run)
-    runs = [run.resolve(building.prepare_data(run, dataset=loaded)) for run in wanted]
-    for run in runs if base.init is not None or base.freeze else ():
-        building.build_model(run, loaded)  # a method's network may not fit to the weights
+    folder = folder.absolute()  # a slot may change the current folder
+    runs = [run.resolve(building.prepare_data(run, dataset=data)) for run in wanted]
+    for run in runs:
+        if run.init is not None or run.freeze:
+            building.build_model(run, data)  # a method's network may not fit to the weights
+    return [Place(run, data, folder / f"{run.method.name}-seed{run.seed}-{run.hash}") for run in runs]
+
+
+def compare_runs(
+    places: Sequence[Place], announce: Announce | None = None, elsewhere: Elsewhere | None = None
+) -> list[CellResult]:
+    """Plays the cells of a comparison; those of one seed must have had the same federation."""
     cells: list[CellResult] = []
-    out = out.absolute()  # a slot may change the current folder
-    places = [Place(run, loaded, out / "runs" / f"{run.method.name}-seed{run.seed}-{run.hash}") for run in runs]
-    finished = {place.path for place in places if RunFolder(place.path).finished}
-    if elsewhere is not None:
-        elsewhere(places)
-    for run, _, path in places:
-        watch = announce(run, len(cells) + 1, len(runs)) if announce else None
-        cells.append(replace(run_cell(run, path, loaded, watch), reused=path in finished))
+    for cell in play_places(places, announce, elsewhere):
+        cells.append(cell)
         _check_split(cells)
     return cells
+
+
+def play_places(
+    places: Sequence[Place], announce: Announce | None = None, elsewhere: Elsewhere | None = None
+) -> Iterator[CellResult]:
+    """Every cell in its order: finished ones are read back, interrupted ones resumed, the others run."""
+    finished = {place.path for place in places if RunFolder(place.path).finished}
+    if elsewhere is not None:
+        elsewhere(places, announce)
+    for number, (run, data, path) in enumerate(places, 1):
+        watch = announce(run, number, len(places)) if announce else None
+        yield replace(run_cell(run, path, data, watch), reused=path in finished)
 
 
 def _check_split(cells: Sequence[CellResult]) -> None:
@@ -119,8 +140,9 @@ def run_cell(run: Run, path: Path, data: Dataset, watch: engine.Watch | None) ->
     if reused:
         _check_run(run, path)
         _check_data(run, folder, building.prepare_data(run, dataset=data))
+        show_saved(folder, str(run.method), run.track)
     elif begun:
-        engine.resume(path, dataset=data, watch=watch, known=run)
+        engine.resume(path, dataset=data, watch=watch, known=run, track=run.track or None)
     else:
         folder.check_free()  # before anything takes time
         engine.start(building.prepare_resolved(run, building.prepare_data(run, dataset=data)), path, watch=watch)

@@ -26,7 +26,7 @@ from unskew.base.text import Table, parse, split_list
 from unskew.core.checks.faults import naming
 from unskew.core.checks.watching import is_foreign
 from unskew.core.method import Method, methods
-from unskew.core.schedule import read_factor
+from unskew.core.schedule import read_factor, schedules, split_rate, walk_schedules
 from unskew.core.term import check_terms
 from unskew.core.tolerance import USUAL, find_tolerance
 from unskew.data.dataset import Dataset
@@ -37,6 +37,8 @@ from unskew.measures.base import Measure, build_all
 from unskew.models.base import Architecture, architectures, build
 from unskew.runs import rules
 from unskew.runs.sections import SMALLEST, Evaluation, Execution, Local, section
+from unskew.runs.tracking import trackers
+from unskew.runs.tracking.base import Tracker
 from unskew.runs.weights import Weights, read_patterns, read_weights
 from unskew.wire.base import Processor, processors
 
@@ -104,6 +106,9 @@ class Run(Component):
     init: Weights | None = param(default=None, doc="a .safetensors file of weights to start from")
     init_only: tuple[str, ...] = param(default=(), doc="which of them, such as body.*; default: all")
     freeze: tuple[str, ...] = param(default=(), doc="parameters that stay as they are, such as body.*")
+    track: tuple[Tracker, ...] = param(
+        default=(), doc="where to show the run's curves: tensorboard:DIR, mlflow:DIR-or-URI, wandb:PROJECT"
+    )
     plugins: tuple[str, ...] = param(default=(), doc="Python files or modules to import first, for what they register")
     code: dict[str, str] = param(default={}, doc="hashes of the user's code that the run uses; found, never believed")
     code_changes: tuple[CodeChange, ...] = param(default=(), doc="where the run went on with changed code")
@@ -125,7 +130,7 @@ class Run(Component):
         table["code"] = [sorted(code.values()) for code in (*(change["code"] for change in changes), self.code)]
         if not any(table["code"]):
             del table["code"]
-        del table["measure"]  # measuring changes no result
+        del table["measure"], table["track"]  # looking on changes no result
         if not self.stragglers:  # off: the same run as before this option existed
             del table["stragglers"], table["straggler_online"]
         for key in ("wire", "init_only", "freeze"):
@@ -133,8 +138,10 @@ class Run(Component):
                 del table[key]
         if "init" in table:
             table["init"] = table["init"]["digest"]  # where the file lies is not what it holds
-        if table["local"]["schedule"] == {"name": "constant"}:
-            table["local"] = {key: value for key, value in table["local"].items() if key != "schedule"}
+        if not self.evaluation.figures:
+            table["evaluation"] = {key: value for key, value in table["evaluation"].items() if key != "figures"}
+        local = table["local"]
+        table["local"] = {key: value for key, value in local.items() if LATER_OPTIONS.get(key, ()) != value}
         if table["data"].get("normalisation") == "usual":
             table["data"] = {key: value for key, value in table["data"].items() if key != "normalisation"}
         table["execution"] = self.execution.rounding
@@ -152,7 +159,8 @@ class Run(Component):
 
     def find_code(self) -> dict[str, str]:
         """Hashes of the user's code that the results depend on, by readable names."""
-        parts = (self.method, self.data, self.model, self.split, self.augment, self.local.schedule, *self.wire)
+        parts = (self.method, self.data, self.model, self.split, self.augment, self.local.schedule,
+                 self.local.optimiser, *self.wire)  # fmt: skip
         return user_code.find(parts)
 
     def resolve(self, data: Dataset) -> Run:
@@ -176,7 +184,9 @@ class Run(Component):
         if self.init_only and self.init is None:
             raise InputError("init_only (--init-only) says which of the weights of init are taken; give --init, too")
         self.execution.check()
-        self.local.check()
+        self.local.check(self.rounds)
+        for tracker in self.track:
+            tracker.check()
         self._warn_idle()
         clients = self.clients or self.split.fixed_clients(data) or 20
         model = self.model or default_model(data.shape)
@@ -204,20 +214,29 @@ class Run(Component):
         if evaluation.validation and self.method.output == "personal":
             warn_once(log, f"evaluation.validation = {evaluation.validation:g} holds out samples that nobody uses: "
                       f"{self.method.name} gives personal models only, which are tested at the clients")  # fmt: skip
-        schedule = self.local.chosen_schedule
-        own = not is_foreign([schedule])  # others are asked round by round
-        if own and (last := self.local.lr * read_factor(schedule, max(self.rounds - 1, 0))) < SMALLEST:
-            warn_once(log, f"the learning rate falls to {last:g} by the last round, where it changes no weight; take "
-                      "a schedule that falls more slowly")  # fmt: skip
+        self._warn_of_rates()
         drawn = self.split.draws or evaluation.validation or evaluation.local_test in ("proportional", "holdout")
         if self.split_seed is not None and not drawn:
             why = f"split {self.split.name} draws nothing, and no samples are held out"
             warn_once(log, f"split_seed = {self.split_seed} does nothing: {why}")
 
+    def _warn_of_rates(self) -> None:
+        """Says where the learning rate changes nothing, or is never what the run says."""
+        schedule = self.local.chosen_schedule.for_rounds(self.rounds)
+        if is_foreign(walk_schedules(schedule)):  # asked round by round
+            return
+        factors = [read_factor(schedule, done) for done in range(max(self.rounds, 1))]
+        if (last := self.local.lr * factors[-1]) < SMALLEST:
+            warn_once(log, f"the learning rate falls to {last:g} by the last round, where it changes no weight; take "
+                      "a schedule that falls more slowly")  # fmt: skip
+        if max(factors) < 1:
+            warn_once(log, f"local.schedule = {schedule} gives at most {max(factors):.3g} of local.lr within "
+                      f"{self.rounds} rounds; shorten its warm-up to get there")  # fmt: skip
+
     def _may_be_stacked(self) -> bool:
         """Whether `auto` may choose `stacked`: nothing in the run takes it further from `serial` than usual."""
         check_terms(self.method)
-        return self.method.stackable and find_tolerance(self.method, self.wire) <= USUAL
+        return self.method.stackable and find_tolerance(self.method, (*self.wire, self.local.optimiser)) <= USUAL
 
     @property
     def title(self) -> str:
@@ -236,6 +255,8 @@ class Run(Component):
         return {key: _without_name(key, value) for key, value in table.items()}
 
 
+LATER_OPTIONS: Table = {"schedule": {"name": "constant"}, "optimiser": {"name": "sgd"}, "nesterov": False}
+"""Options of local training that there were not always, with what they are without: there a run's hash is as before."""
 RECORDED = ("code", "code_changes", "begun_in", "extended")
 """What a run writes down of itself; in a run file it means nothing."""
 _FIRST_LINE = "# run {}; to change an option, copy this file and start another run\n"
@@ -305,6 +326,8 @@ def from_table(table: Mapping[str, Any], *, fresh: bool = True) -> Run:
             values[key] = read_weights(value)
         elif key in ("init_only", "freeze"):
             values[key] = read_patterns(key, value)
+        elif key == "track":
+            values[key] = read_trackers(value)
         elif key in registries:
             if not isinstance(value, (str, Mapping, Component)):
                 raise InputError(
@@ -351,6 +374,15 @@ def read_processors(value: Any) -> tuple[Processor, ...]:
     return tuple(processors.build(spec) for spec in _read_list("wire", "clip,quantise(bits=8)", value))
 
 
+def read_trackers(value: Any) -> tuple[Tracker, ...]:
+    """Trackers from text such as `tensorboard:runs/tb,wandb:mine`, or a list of texts and tables."""
+    built = tuple(trackers.build(spec) for spec in _read_list("track", "tensorboard:runs/tb", value))
+    names = [str(tracker) for tracker in built]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise InputError(f"track: {twice} is named twice; name it once")
+    return built
+
+
 def _read_list(key: str, example: str, value: Any) -> list[Any]:
     """Components, or what they are built of, one by one."""
     given = split_list(value) if isinstance(value, str) else [value] if isinstance(value, Component) else value
@@ -375,12 +407,27 @@ def _section(key: str, value: Any) -> Component:
         return value
     if not isinstance(value, Mapping):
         raise InputError(f"{key}: expected a table of options, got {value!r}")
+    value = _split_rate(value) if key == "local" and "lr" in value else value
     known = [field.name for field in dataclasses.fields(SECTIONS[key])]
     for name in value:
         if name not in known:
             raise InputError(f"{key} has no option '{name}'; {nearest(name, known)}")
     kinds = component_fields(SECTIONS[key])
     return construct(SECTIONS[key], {name: kinds[name].build(v) if name in kinds else v for name, v in value.items()})
+
+
+def _split_rate(table: Mapping[str, Any]) -> Table:
+    """The table of local training with a plain rate, and the schedule that was written with it."""
+    rate, named = split_rate(table["lr"])
+    if named is None:
+        return {**table, "lr": rate}
+    given = table.get("schedule")
+    if given is not None and schedules.build(given) != schedules.build("constant"):
+        raise InputError(
+            f"local.lr (--lr) = {table['lr']} and local.schedule (--schedule) = {given} both name a schedule; "
+            "leave one of them out"
+        )
+    return {**table, "lr": rate, "schedule": named}
 
 
 def read_file(path: Path) -> Table:
@@ -442,16 +489,18 @@ def read_assignment(text: str) -> tuple[str, Any]:
 FLAGS = {
     "method": "method", "data": "data", "model": "model", "split": "split", "clients": "clients", "sample": "sample",
     "rounds": "rounds", "epochs": "local.epochs", "steps": "local.steps", "batch": "local.batch", "lr": "local.lr",
-    "lr_decay": "local.lr_decay", "schedule": "local.schedule", "momentum": "local.momentum",
-    "weight_decay": "local.weight_decay",
+    "lr_decay": "local.lr_decay", "schedule": "local.schedule", "optimiser": "local.optimiser",
+    "momentum": "local.momentum", "nesterov": "local.nesterov", "weight_decay": "local.weight_decay",
+    "clip": "local.clip",
     "augment": "augment", "buffers": "local.buffers", "dropout": "dropout", "stragglers": "stragglers",
     "straggler_online": "straggler_online", "seed": "seed", "split_seed": "split_seed",
     "eval_every": "evaluation.every", "clients_every": "evaluation.clients_every",
-    "local_test": "evaluation.local_test", "validation": "evaluation.validation", "executor": "execution.executor",
+    "local_test": "evaluation.local_test", "validation": "evaluation.validation", "figures": "evaluation.figures",
+    "executor": "execution.executor",
     "workers": "execution.workers", "retries": "execution.retries", "address": "execution.address",
     "gpus": "execution.gpus", "checkpoint_every": "execution.checkpoint_every",
     "chunk": "execution.chunk", "compile": "execution.compile", "memory_format": "execution.memory_format",
     "device": "execution.device", "precision": "execution.precision", "measure": "measure",
-    "wire": "wire", "init": "init", "init_only": "init_only", "freeze": "freeze",
+    "wire": "wire", "track": "track", "init": "init", "init_only": "init_only", "freeze": "freeze",
 }  # fmt: skip
 """The short names of options, on the command line and in Python; every other one is set by its path."""

@@ -6,7 +6,7 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,6 +27,7 @@ from unskew.core.round_loop import Round, find_failure, rounds
 from unskew.core.task import Task
 from unskew.data.dataset import Dataset
 from unskew.data.files.download import Progress
+from unskew.measures.classification import Confusion, Tally, Tested
 from unskew.measures.recorder import Recorder
 from unskew.models.base import Architecture, Model
 from unskew.runs import checkpoint, extending, rules
@@ -36,9 +37,13 @@ from unskew.runs.client_store import SavedStates, StateStore
 from unskew.runs.config import RECORDED, CodeChange, Run
 from unskew.runs.evaluation import evaluate_clients, evaluate_global, find_due
 from unskew.runs.folder import Row, RunFolder
+from unskew.runs.last_test import FIGURES, arrange_tests, read_confusion, write_tests
 from unskew.runs.models import Models, find_unused
 from unskew.runs.state_file import NAME, SERVER_NAME
 from unskew.runs.summary import check_summary, read_finished, summarise
+from unskew.runs.tracked import describe
+from unskew.runs.tracking.base import Tracker
+from unskew.runs.tracking.keeping import Tracking
 from unskew.runs.weights import Weights
 
 MakeExecutor = Callable[[Run, Task], Executor]
@@ -60,6 +65,7 @@ class Result:
     """The global model as anyone may have it: groups `model` and `buffers`."""
     folder: Path | None
     _models: Models = field(repr=False)
+    _tested: dict[str, Tested] = field(repr=False, default_factory=dict)
 
     @property
     def accuracy(self) -> float:
@@ -70,6 +76,18 @@ class Result:
     def diverged(self) -> bool:
         """Whether the run met numbers that are not finite; `summary["diverged_in"]` is the first such round."""
         return bool(self.summary["diverged"])
+
+    def confusion(self, personal: bool = False) -> Confusion:
+        """How many samples of each class were taken for each, in the last test; of the models that `accuracy` is of.
+
+        `personal`: of the clients' own models, pooled, where they have some beside the global one.
+        """
+        key = "personal_figures" if personal else "figures"
+        if key in self._tested:
+            return self._tested[key].confusion
+        if self.folder is None:
+            raise InputError(f"{self.run.method.name} has no personal models beside this; leave personal out")
+        return read_confusion(self.folder, personal)
 
     def model(self) -> Model:
         """The final global model, ready to use; refused where every client has a model of its own."""
@@ -136,14 +154,17 @@ def resume(
     init: Weights | None = None,
     accept_changed_code: bool = False,
     known: Run | None = None,
+    track: Sequence[Tracker] | None = None,
 ) -> Result:
     """Continues an interrupted run bit for bit from its newest whole checkpoint.
 
     If the user's code changed it refuses, or goes on and records it (`accept_changed_code`). `known`: the run, if the
-    caller has it already.
+    caller has it already. `track`: other trackers than the run has been shown to.
     """
     folder, config = RunFolder.open(Path(path), known, accept_changed_code)
     config = _reopen(folder, config, model, init, executor)
+    if track is not None:
+        config = replace(config, track=tuple(track))
     config = _compare_code(config, known.code if known else config.find_code(), folder, accept_changed_code)
     with prepare_process(config.execution.threads), folder.lock():
         has_split = folder.split.exists()
@@ -348,6 +369,9 @@ class _Loop:
         """Whether the code changed and run.toml does not say so yet."""
         self.whole = Round(0, {}, {})
         """The newest round whose row is written."""
+        self.tracking = Tracking(config.track, describe(config, folder.place if folder else None))
+        self.tested: dict[str, Tested] | None = None
+        """What the last test came to beyond accuracy: of the global model, and of the clients' own."""
 
     def run(self, server: Groups | None = None) -> Result:
         """Runs all rounds; `server` is the initial state, made here if it is not given and there is no checkpoint."""
@@ -356,12 +380,13 @@ class _Loop:
             executor = self._make_executor(self.config, self.task)
             try:
                 with open_part(self.task.profile, "rest"):
-                    result = self._finish(self._run_rounds(executor, server))
+                    result = self._finish(self._run_rounds(executor, server), executor)
             except SlotError as error:
                 error.folder = str(self.folder.path) if self.folder else ""
                 raise
             finally:
                 executor.close()
+                self.tracking.close()
                 self._say_unrecorded(loaded)
                 if self.folder or result is None:  # else the result's client_model still asks for the states
                     self.store.close()
@@ -427,8 +452,10 @@ class _Loop:
             self._check_shapes(found)
             log.info("resuming after round %d", found.round)
             self._go_on_from(found.round)
+            self.tracking.begin(self.rows)
             return found.server, found.round
         self._go_on_from(0)
+        self.tracking.begin({})
         server = server if server is not None else _make_server(self.config, self.task)
         self._record(Round(0, server, {"round": 0}), executor)
         return server, 0
@@ -494,12 +521,14 @@ class _Loop:
             with naming(done.number, "a measure"):
                 self.recorder.record(done, self.rows)
         self._warn(row, done)
+        again = _same(self.known.get(done.number), row)
         if self.folder:
-            if not _same(self.known.get(done.number), row):
+            if not again:
                 self.folder.append("rounds.jsonl", [row])
             fresh = [r for r in (*done.clients, *client_rows) if not _same(self.known_clients.get(_key(r)), r)]
             self.folder.append("clients.jsonl", fresh)
         self.rows[done.number], self.whole = row, done
+        self.tracking.round(row, again)
         with naming(done.number, "an observer"):
             for observer in self.task.observers:
                 show_row(observer, row)
@@ -534,21 +563,35 @@ class _Loop:
             log.warning("round %d: %s: the run diverged; %s (later rounds only in rounds.jsonl)", number, why, remedy)
 
     def _evaluate(self, done: Round, executor: Executor) -> tuple[Row, list[Row]]:
-        number = done.number
-        tests_global, tests_clients = find_due(self.config, number, number == self.config.rounds or bool(done.failed))
+        number, wanted = done.number, self.config.evaluation
+        final = number == self.config.rounds or bool(done.failed)
+        tests_global, tests_clients = find_due(self.config, number, final)
         figures: Row = {}
         client_rows: list[Row] = []
         known = None
+        tallies: dict[str, Tally] = {}
+        closely = final or wanted.figures
         if tests_global:
-            figures, known = evaluate_global(self.task, executor, done.server, number)
+            if closely:
+                tallies["figures"] = self._make_tally()
+            figures, known = evaluate_global(self.task, executor, done.server, number, tally=tallies.get("figures"))
             if self.task.federation.dataset.validation is not None:
                 validated, _ = evaluate_global(self.task, executor, done.server, number, "validate")
                 figures["validation"] = validated["accuracy"]
         if tests_clients:
-            most = self.config.evaluation.max_clients
-            arguments = (self.task, executor, self.store, done.server, number, most, known)
-            figures["personal"], client_rows = evaluate_clients(*arguments)
+            if closely and (self.config.pool_test or self.task.method.output != "global"):
+                tallies["personal_figures"] = self._make_tally()
+            arguments = (self.task, executor, self.store, done.server, number, wanted.max_clients, known)
+            figures["personal"], client_rows = evaluate_clients(*arguments, tally=tallies.get("personal_figures"))
+        tested = {key: tally.close() for key, tally in tallies.items() if not tally.is_empty}
+        if wanted.figures:
+            figures |= {key: own.figures for key, own in tested.items()}
+        if final:
+            self.tested = tested
         return figures, client_rows
+
+    def _make_tally(self) -> Tally:
+        return Tally(self.task.federation.dataset.classes, self.task.method.gives_logits)
 
     def _due(self, number: int) -> bool:
         """Whether it is time for a checkpoint."""
@@ -576,7 +619,7 @@ class _Loop:
             ) from None
         self.saved = current.number
 
-    def _finish(self, server: Groups) -> Result:
+    def _finish(self, server: Groups, executor: Executor) -> Result:
         rows, last = list(self.rows.values()), max(self.rows)
         with naming(last, "a measure"):
             measured = self.recorder.summary(rows)
@@ -585,13 +628,27 @@ class _Loop:
         published: Groups = ask_server(self.task, "publish", s, server)
         if unused := find_unused(self.task, server):
             summary["unused_parameters"] = unused
+        tested: dict[str, Tested] = {}
         if self.folder and self.folder.finished:
-            summary |= {key: value for key, value in self.folder.summary().items() if key == "files"}
-        elif self.folder:
-            self._write(summary, published, unused)
+            written = self.folder.summary()
+            summary |= {key: written[key] for key in (*FIGURES, "files") if key in written}
+        else:
+            tested = arrange_tests(self._find_tests(executor))
+            summary |= {key: own.figures for key, own in tested.items()}
+            if self.folder:
+                write_tests(self.folder, tested)
+                self._write(summary, published, unused)
+        self.tracking.end(summary)
         path = self.folder.place if self.folder else None
         models = Models(self.config, self._task_afterwards(), self._states_afterwards(NAME), server, published, last)
-        return Result(self.config, summary, rows, server, published, path, models)
+        return Result(self.config, summary, rows, server, published, path, models, tested)
+
+    def _find_tests(self, executor: Executor) -> dict[str, Tested]:
+        """What the last test came to; made again where the run ended between its last row and its summary."""
+        if self.tested is None:
+            self._evaluate(replace(self.whole, failed=self.whole.record.get("stopped", "")), executor)
+        assert self.tested is not None
+        return self.tested
 
     def _write(self, summary: Row, published: Groups, unused: list[str]) -> None:
         assert self.folder is not None

@@ -6,6 +6,7 @@
     clients.jsonl      one object a client and round, and one a client and test
     checkpoint/        the newest states, see runs/checkpoint.py
     model.safetensors  the final global model
+    per_class.csv      the last test by classes, and confusion.csv, see runs/last_test.py
     summary.json       the figures; its presence says that the run is finished
 
 Rows are only ever appended; where a round was run again after a crash with another result, its last row counts.
@@ -313,6 +314,10 @@ class RunFolder:
                 f"{self.path / 'rounds.jsonl'} was edited: its rows up to round {done} are not those that were "
                 "written; restore it, or remove it to run these rounds again"
             )
+
+    def write_text(self, name: str, text: str) -> None:
+        """A file for people and other programs, which no run reads."""
+        self._write(name, text.encode())
 
     def write_model(self, data: bytes) -> None:
         """The final global model."""

@@ -21,10 +21,12 @@ from unskew.base.errors import InputError
 from unskew.base.tree import Groups
 from unskew.data.dataset import Dataset, Samples
 from unskew.data.files.arrays import to_inputs
+from unskew.measures.classification import Confusion
 from unskew.models.base import Architecture, Model
 from unskew.runs import engine
 from unskew.runs.config import Extension, Run, read_file
 from unskew.runs.folder import Row, RunFolder
+from unskew.runs.last_test import read_confusion
 from unskew.runs.models import Models, read_client
 from unskew.runs.summary import read_finished
 from unskew.runs.weights import Weights
@@ -124,6 +126,13 @@ class SavedRun:
         """The accuracy that a row holds, of the kind that the run is judged by."""
         value = row.get("personal", {}).get("pooled") if self.output == "personal" else row.get("accuracy")
         return None if value is None else float(value)
+
+    def confusion(self, personal: bool = False) -> Confusion:
+        """How many samples of each class were taken for each, in the last test; `.per_class` says more of them.
+
+        Of the models that `accuracy` is of; `personal`: of the clients' own, if they have some beside the global one.
+        """
+        return read_confusion(self.path, personal)
 
     @property
     def changed(self) -> float:

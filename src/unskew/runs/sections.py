@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import typing
 from typing import Any, Literal
@@ -15,6 +16,7 @@ from unskew.base.settings import LocalSettings
 from unskew.base.text import Table
 from unskew.core.context import BufferPolicy
 from unskew.core.device import Device, Precision
+from unskew.core.optimisers import SGD, Optimiser, optimisers
 from unskew.core.schedule import Schedule, schedules
 from unskew.data.federation import LocalTest
 
@@ -41,14 +43,25 @@ class Local(Component):
     epochs: int = param(default=1, ge=1, doc="passes over the client's data in a round")
     steps: int | None = param(default=None, ge=1, doc="exactly so many batches instead of epochs")
     batch: int = param(default=32, ge=1, doc="samples in a batch")
-    lr: float = param(default=0.05, gt=0, le=LARGEST, doc="learning rate of the first round")
+    lr: float = param(default=0.05, gt=0, le=LARGEST, doc="learning rate, or with its schedule: cosine(0.1, warmup=10)")
     lr_decay: float = param(default=1.0, gt=0, le=1, doc="factor on the learning rate after each round")
     schedule: Schedule = param(
         default=schedules.build("constant"),
-        doc="the learning rate over the rounds: constant, exponential(0.99), inverse(0.001)",
+        doc="the rate over the rounds: constant, exponential(0.99), inverse(0.001), step(30), cosine, warmup(10)",
     )
+    optimiser: Optimiser = param(
+        default=optimisers.build("sgd"), doc="what makes local steps, with a memory that is fresh at every visit: sgd, "
+        "adam, adamw(weight_decay=0.01)"
+    )  # fmt: skip
     momentum: float = param(default=0.0, ge=0, lt=1, doc="momentum of SGD, fresh at every visit")
-    weight_decay: float = param(default=0.0, ge=0, le=LARGEST, doc="weight decay of SGD")
+    nesterov: bool = param(default=False, doc="whether that momentum looks one step ahead, as Nesterov's")
+    weight_decay: float = param(default=0.0, ge=0, le=LARGEST, doc="weight decay of SGD and Adam")
+    clip: float | None = param(
+        default=None,
+        gt=0,
+        le=LARGEST,
+        doc="largest L2 norm of a local step's gradient, to which longer ones are clipped",
+    )
     drop_last: bool = param(default=False, doc="drop a short last batch if the client has a full one")
     shuffle: bool = param(default=True, doc="shuffle the client's samples in each epoch")
     buffers: BufferPolicy | None = param(
@@ -56,14 +69,29 @@ class Local(Component):
         doc="BatchNorm statistics: averaged (unless the method has its own way), kept at the client, or reset",
     )
 
-    def check(self) -> None:
-        """An error where rates do not fit together, or would change nothing."""
-        _ = self.chosen_schedule
+    def check(self, rounds: int) -> None:
+        """An error where rates or optimisers' options do not fit together, or would change nothing."""
+        _ = self.chosen_schedule.for_rounds(rounds)
+        if self.nesterov and not self.momentum:
+            raise InputError(
+                "local.nesterov (--nesterov) changes momentum, and local.momentum (--momentum) is 0; set it, too, such "
+                "as --momentum 0.9"
+            )
+        for option in ("momentum", "nesterov", "weight_decay"):
+            if getattr(self, option) and option not in self.optimiser.uses:
+                self._refuse_unused(option)
         if self.lr < SMALLEST:
             raise InputError(
                 f"local.lr (--lr) = {self.lr:g} would change no weight: expected at least {SMALLEST:g}, the smallest "
                 "that float32 holds in full"
             )
+
+    def _refuse_unused(self, option: str) -> None:
+        name, own = self.optimiser.name, ", ".join(field.name for field in dataclasses.fields(self.optimiser))
+        raise InputError(
+            f"local.{option} (--{option.replace('_', '-')}) = {getattr(self, option)} means nothing to {name}, whose "
+            f'own options are {own or "none"}; leave it out, or write --optimiser "{name}(…)"'
+        )
 
     @property
     def chosen_schedule(self) -> Schedule:
@@ -81,7 +109,8 @@ class Local(Component):
         """What the local loop needs of it."""
         return LocalSettings(
             lr=self.lr, batch=self.batch, epochs=self.epochs, steps=self.steps, momentum=self.momentum,
-            weight_decay=self.weight_decay, drop_last=self.drop_last, shuffle=self.shuffle,
+            weight_decay=self.weight_decay, drop_last=self.drop_last, shuffle=self.shuffle, nesterov=self.nesterov,
+            clip=self.clip, optimiser=None if isinstance(self.optimiser, SGD) else self.optimiser,
         )  # fmt: skip
 
 
@@ -106,6 +135,9 @@ class Evaluation(Component):
     )
     last_k: int = param(default=10, ge=1, doc="tested rounds in the figure 'mean of the last k'")
     batch: int = param(default=1000, ge=1, doc="samples in a test batch")
+    figures: bool = param(
+        default=False, doc="record macro F1, balanced accuracy, AUC and calibration error of every test"
+    )
 
 
 @section

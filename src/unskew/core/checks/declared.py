@@ -164,6 +164,9 @@ def _judge(name: str, value: Any) -> str | None:
         return None if good else f"a tuple of strings such as {_EXAMPLES[name]}"
     if name in _CHOICES:
         return None if value in _CHOICES[name] else "one of " + ", ".join(map(repr, _CHOICES[name]))
+    if name == "refuses":
+        good = isinstance(value, Mapping) and all(isinstance(item, str) for each in value.items() for item in each)
+        return None if good else 'a dict such as {"local.optimiser": "the reason"}'
     if name in ("reducers", "survey_reducers"):
         return None if isinstance(value, Mapping) else 'a dict such as {"delta": reducers.mean}'
     if name == "stacked_tolerance":

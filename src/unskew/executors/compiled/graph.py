@@ -66,6 +66,8 @@ class Graph:
     run: Compiled
     takes: list[Path]
     moved: list[str]
+    remembered: list[str]
+    """What the optimiser remembers, by its names."""
     notes: list[str]
     count: int
     """How many steps it takes."""

@@ -13,10 +13,12 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from unskew.base.batch import Batch
 from unskew.base.errors import is_from_signal
+from unskew.base.settings import LocalSettings
 from unskew.base.torch_private import compile_graph
 from unskew.base.tree import Groups, Tree
 from unskew.core import local_loop
 from unskew.core.context import Context, LocalGradient
+from unskew.core.optimisers import advance, begin
 from unskew.executors.compiled.graph import (
     CompiledContext,
     Compiler,
@@ -65,25 +67,30 @@ class CompiledLanes(Lanes):
         key = (
             (self._calls, code),
             numbers_inside,
-            c.settings.momentum,
-            c.settings.weight_decay,
+            _name_step(c.settings),
             self.count,
             list_batched(c),
             bool(c.observers),
         )
         pending = self._hold_clients(batches)
-        velocity: Tree | None = None
+        memory: Tree | None = None
         current = {name: value.detach() for name, value in params.items()}
         while block := self._pull(pending):
-            graph = self._graph((*key, len(block)), c, current, gradient, block, first=velocity is None)
+            graph = self._graph((*key, len(block)), c, current, gradient, block, first=memory is None)
             if graph is None:
                 rest = self._replay(block, pending)
-                return self.continue_descent(c, current, gradient, rest, local_loop.Velocity(velocity))
-            run = _Running(self, graph, c, current, velocity)
+                return self.continue_descent(c, current, gradient, rest, self._hand_on(c, memory))
+            run = _Running(self, graph, c, current, memory)
             run.steps(block, cast("LaneDiagnostics", c.diagnostics))
             current.update((name, self.wrap(value)) for name, value in run.weights.items())
-            velocity = run.velocity
+            memory = run.memory
         return current
+
+    def _hand_on(self, c: CompiledContext, memory: Tree | None) -> local_loop.Velocity | local_loop.Memory:
+        """What compiled steps remember, for the uncompiled ones that follow them."""
+        if c.settings.optimiser is None:
+            return local_loop.Velocity(memory)
+        return local_loop.Memory(memory and {name: self.wrap(value) for name, value in memory.items()})
 
     def _pull(self, batches: Iterator[Batch]) -> list[Pulled]:
         """The next steps, as many as one graph takes; each with who is active in it."""
@@ -150,55 +157,58 @@ class CompiledLanes(Lanes):
         initial = {name: {key: value.clone() for key, value in tree.items()} for name, tree in c.initial.items()}
         c = replace(c, initial=initial)
         fixed = [name for name in params if name in c.names.fixed]  # else the graph would take them for constants
-        weights, velocity = self.start(c, params, [*c.trainable, *fixed])
+        weights, memory = self.start(c, params, [*c.trainable, *fixed])
         # clones: a tensor that serves several steps today (who is active, say) is several tensors tomorrow
         own = {name: value.clone() for name, value in {**self.numbers(c), **self.batch_inputs(block)}.items()}
-        changing = {"weights": weights, "velocity": velocity, "batch": own}
+        changing = {"weights": weights, "memory": memory, "batch": own}
         named: dict[Path, Tensor] = self._find_known(c)
         named.update({(kind, key): value for kind, tree in changing.items() for key, value in tree.items()})
         found: dict[str, list[str]] = {}
 
         def traced(values: list[Tensor]) -> list[Tensor]:
             given = dict(zip(named, values, strict=True))
-            new_weights, new_velocity, notes = self._steps(c, params, gradient, given, len(block))
-            found.update(moved=list(new_weights), notes=list(notes[0]))
+            new_weights, new_memory, notes = self._steps(c, params, gradient, given, len(block))
+            found.update(moved=list(new_weights), remembered=list(new_memory), notes=list(notes[0]))
             if any(list(noted) != found["notes"] for noted in notes):
                 raise NotStackable("steps of one visit note different numbers")
             noted = [value for each in notes for value in each.values()]
-            return [*new_weights.values(), *(new_velocity[name] for name in new_weights if new_velocity), *noted]
+            return [*new_weights.values(), *new_memory.values(), *noted]
 
         with restore_buffers(self, c.buffers), self.leave(), torch.no_grad():
             graph = make_fx(traced)(list(named.values()))
             takes = prune(graph, list(named))
             run = compile_graph(graph, [named[path] for path in takes])
-        return Graph(run, takes, found["moved"], found["notes"], len(block))
+        return Graph(run, takes, found["moved"], found["remembered"], found["notes"], len(block))
 
     def _steps(
         self, c: CompiledContext, params: Tree, gradient: LocalGradient, given: dict[Path, Tensor], count: int
     ) -> tuple[Tree, Tree, list[Tree]]:
-        """What the graph computes: so many steps; the weights and velocities that moved, and what each step noted."""
-        weights, velocity, batch = (_tree(given, kind) for kind in ("weights", "velocity", "batch"))
+        """What the graph computes: so many steps; the weights that moved, the memory, and what each step noted."""
+        weights, memory, batch = (_tree(given, kind) for kind in ("weights", "memory", "batch"))
         moved, noted = [], []
         for number in range(count):
             own = {name: batch[f"{number}/{name}"] for name in _CHANGING}
-            grads, notes = self._gradient_of(c, params, weights, gradient, own, batch)
+            after, memory, notes = self._step(c, params, weights, memory, gradient, own, batch)
             noted.append(notes)
-            moved.append(list(grads))
-            for name, grad in grads.items():
-                weight, decay, momentum = weights[name], c.settings.weight_decay, c.settings.momentum
-                direction = grad + decay * weight if decay else grad
-                if momentum:
-                    direction = velocity[name] = momentum * velocity[name] + direction
-                active = own["active"].view(-1, *(1,) * (weight.dim() - 1))
-                weights[name] = torch.where(active, weight - batch["lr"] * direction, weight)
+            moved.append(list(after))
+            for name, value in after.items():
+                active = own["active"].view(-1, *(1,) * (value.dim() - 1))
+                weights[name] = torch.where(active, value, weights[name])
         if any(names != moved[0] for names in moved):
             raise NotStackable("steps of one visit move different parameters")
-        return {name: weights[name] for name in moved[0]}, velocity, noted
+        return {name: weights[name] for name in moved[0]}, memory, noted
 
-    def _gradient_of(
-        self, c: CompiledContext, params: Tree, weights: Tree, gradient: LocalGradient, own: Tree, numbers: Tree
-    ) -> tuple[Tree, Tree]:
-        """The slots' direction of one step, below the level, and what was noted."""
+    def _step(
+        self,
+        c: CompiledContext,
+        params: Tree,
+        weights: Tree,
+        memory: Tree,
+        gradient: LocalGradient,
+        own: Tree,
+        numbers: Tree,
+    ) -> tuple[Tree, Tree, Tree]:
+        """The weights after one step along the slots' direction, the memory, and what was noted; below the level."""
         notes = Notes(self)
         self._open()
         try:
@@ -209,14 +219,23 @@ class CompiledLanes(Lanes):
             )  # fmt: skip
             seen = Batch(*(self.wrap(own[name]) for name in ("x", "y", "positions", "mask")))
             current = {**params, **{name: self.wrap(value) for name, value in weights.items()}}
-            return {name: self.unwrap(grad) for name, grad in gradient(inside, current, seen).items()}, notes.values
+            grads = gradient(inside, current, seen)
+            before = {name: self.wrap(value) for name, value in memory.items()}
+            after, known = advance({name: current[name] for name in grads}, grads, before, inside.settings)
+            return self._below(after), self._below(known), notes.values
         finally:
             self._close()
 
+    def _below(self, values: Tree) -> Tree:
+        return {name: self.unwrap(value) for name, value in values.items()}
+
     def start(self, c: CompiledContext, params: Tree, names: list[str]) -> tuple[Tree, Tree]:
-        """Weights and velocities before the first step."""
+        """Weights and what the optimiser remembers before the first step."""
         weights = {name: self.unwrap(params[name]).detach().contiguous() for name in names}
-        return weights, self._compiler.zeros(weights) if c.settings.momentum else {}
+        if c.settings.optimiser is None:
+            return weights, self._compiler.zeros(weights) if c.settings.momentum else {}
+        memory = begin({name: self.wrap(value) for name, value in weights.items()}, c.settings)
+        return weights, {name: value.contiguous() for name, value in self._below(memory).items()}
 
     def batch_inputs(self, block: list[Pulled]) -> dict[str, Tensor]:
         """The steps' own tensors."""
@@ -254,14 +273,14 @@ class _Running:
     """Some steps of a visit by a graph."""
 
     def __init__(
-        self, lanes: CompiledLanes, graph: Graph, c: CompiledContext, params: Tree, velocity: Tree | None
+        self, lanes: CompiledLanes, graph: Graph, c: CompiledContext, params: Tree, memory: Tree | None
     ) -> None:
         self._lanes, self._graph, self._c, self._params = lanes, graph, c, params
         self.weights, still = lanes.start(c, params, graph.moved)
-        self.velocity = still if velocity is None else velocity
+        self.memory = still if memory is None else memory
 
     def steps(self, block: list[Pulled], diagnostics: LaneDiagnostics) -> None:
-        """Takes the steps; weights and velocity are those after them."""
+        """Takes the steps; weights and memory are those after them."""
         graph, lanes = self._graph, self._lanes
         changing = {**lanes.numbers(self._c), **lanes.batch_inputs(block)}
         inputs = [_find_input(self._c, self._params, self, changing, lanes, path) for path in graph.takes]
@@ -269,8 +288,7 @@ class _Running:
             out = graph.run(*inputs)
         count = len(graph.moved)
         self.weights = dict(zip(graph.moved, out[:count], strict=True))
-        if self.velocity:
-            self.velocity = dict(zip(graph.moved, out[count : 2 * count], strict=True))
+        self.memory = dict(zip(graph.remembered, out[count : count + len(graph.remembered)], strict=True))
         noted = iter(out[len(out) - len(graph.notes) * graph.count :])
         for step in block:
             lanes.make_current(step)
@@ -284,8 +302,8 @@ def _find_input(c: CompiledContext, params: Tree, run: _Running, changing: Tree,
     kind, *rest = path
     if kind == "batch":
         return changing[rest[0]]
-    if kind == "velocity":
-        return run.velocity[rest[0]]
+    if kind == "memory":
+        return run.memory[rest[0]]
     if kind == "weights":
         known = run.weights.get(rest[0])  # none: trainable, but not moved by this gradient
         return lanes.unwrap(params[rest[0]]).detach().contiguous() if known is None else known
@@ -293,6 +311,12 @@ def _find_input(c: CompiledContext, params: Tree, run: _Running, changing: Tree,
         return c.stack.counts if kind == "counts" else c.stack.sizes
     value: Any = getattr(c, kind)
     return unwrap_if_batched(value[rest[1]] if kind in _FLAT else value[rest[0]][rest[1]])
+
+
+def _name_step(settings: LocalSettings) -> tuple[Any, ...]:
+    """What makes the step of a direction another one, but for the rate, which is an input."""
+    s = settings
+    return s.momentum, s.weight_decay, s.nesterov, s.clip, str(s.optimiser)
 
 
 def _tree(given: dict[Path, Tensor], kind: str) -> Tree:

@@ -4,11 +4,13 @@ at the end of the program for those it has ended."""
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 
 ENDING = {getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)}
@@ -22,7 +24,9 @@ class Forked:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError, AttributeError):
                 stream.flush()  # or what waits there would be printed twice
-        with _hold_back_signals():
+        with _hold_back_signals(), warnings.catch_warnings():
+            # forking beside threads is unsafe for locks; a process with one thread enters no parallel region
+            warnings.simplefilter("ignore", DeprecationWarning)
             self.pid = os.fork()
             if not self.pid:
                 _be_a_worker(work)
@@ -47,9 +51,28 @@ class Forked:
 
     def kill(self) -> None:
         """Ends it at once."""
+        self.send(signal.SIGKILL)
+
+    def send(self, number: int) -> None:
+        """Sends it a signal."""
         if self.exitcode is None:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
+                os.kill(self.pid, number)
+
+    @property
+    def death(self) -> str:
+        """How it ended, in words."""
+        signals = {-one.value: f"signal {one.name}" for one in signal.Signals}
+        how = signals.get(self.exitcode or 0, f"exit code {self.exitcode}")
+        return how + (" (out of memory?)" if self.exitcode == -signal.SIGKILL else "")
+
+
+def die_with(parent: int) -> None:
+    """For a forked process: on Linux the kernel ends it when its parent was killed, even in the middle of long work."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(0)  # it was killed before the kernel was asked
 
 
 @contextlib.contextmanager

@@ -6,12 +6,8 @@ Tensors travel through shared memory, a few numbers about them as JSON through a
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
-import signal
-import sys
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Pipe
@@ -29,7 +25,7 @@ from unskew.core.jobs import Job, Reply
 from unskew.core.task import Task
 from unskew.executors.answers import answer, read_job, read_reply
 from unskew.executors.packing import Layout, map_groups
-from unskew.executors.pool.forked import Forked
+from unskew.executors.pool.forked import Forked, die_with
 from unskew.executors.pool.shared_memory import SharedTensors
 
 STILL_AT_WORK = Reply(client=-1)
@@ -65,9 +61,7 @@ class Worker:
         self.pipe, theirs = Pipe()
         inputs, parent = (self.shared_inputs, self.inputs), os.getpid()
         closed = [*others, self.pipe]
-        with theirs, warnings.catch_warnings():
-            # forking beside threads is unsafe for locks; a worker with one thread enters no parallel region
-            warnings.simplefilter("ignore", DeprecationWarning)
+        with theirs:
             try:
                 self.process = Forked(lambda: _serve(task, theirs, closed, inputs, self.replies, parent))
             except OSError as error:
@@ -125,11 +119,8 @@ class Worker:
         assert self.process is not None and self.job is not None
         self.process.join(1)
         self.end()
-        code, number = self.process.exitcode, self.process.pid
-        signals = {-one.value: f"signal {one.name}" for one in signal.Signals}
-        how = signals.get(code or 0, f"exit code {code}") + (" (out of memory?)" if code == -signal.SIGKILL else "")
-        when = "during" if self._delivered else "before"
-        return f"worker {self.number} (process {number}) died with {how} {when} its {self.job.kind} job"
+        when, name = "during" if self._delivered else "before", f"worker {self.number} (process {self.process.pid})"
+        return f"{name} died with {self.process.death} {when} its {self.job.kind} job"
 
     def end(self) -> None:
         """Ends the process; it holds nothing that needs saving."""
@@ -157,7 +148,7 @@ def _serve(
     parent: int,
 ) -> None:
     """The process of a worker: jobs in, replies out, until the pipe closes."""
-    _die_with(parent)
+    die_with(parent)
     keep_freed_memory()
     for other in others:
         other.close()  # or the end of the parent would go unnoticed here
@@ -182,11 +173,3 @@ def _send_progress(pipe: Connection, said: tuple[Any, ...]) -> None:
 
 def _read(layout: Layout, inputs: tuple[SharedTensors, SharedTensors]) -> Groups:
     return map_groups(lambda place: inputs[place[4]].view(place), layout)
-
-
-def _die_with(parent: int) -> None:
-    """On Linux the kernel ends a worker whose parent was killed, even in the middle of a long job."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(0)  # it was killed before the kernel was asked

@@ -24,6 +24,7 @@ from unskew.core import local_loop
 from unskew.core.checks.returned import check_loss, refuse_detached
 from unskew.core.context import Context, Diagnostics, LocalGradient, Noter, check_note, refuse_shared
 from unskew.core.net import Forward
+from unskew.core.optimisers import clip
 from unskew.data.stacked_batches import StackedBatch
 
 
@@ -199,12 +200,17 @@ class Lanes:
     def descend(self, c: Context, params: Tree, gradient: LocalGradient, batches: Iterable[Any]) -> Tree:
         """Each client's parameters after its own steps; who has no batch left stands still."""
         with self.restore_step():
-            return self.continue_descent(c, params, gradient, batches, local_loop.Velocity())
+            return self.continue_descent(c, params, gradient, batches, local_loop.start_memory(c.settings))
 
     def continue_descent(
-        self, c: Context, params: Tree, gradient: LocalGradient, batches: Iterable[Any], velocity: local_loop.Velocity
+        self,
+        c: Context,
+        params: Tree,
+        gradient: LocalGradient,
+        batches: Iterable[Any],
+        memory: local_loop.Velocity | local_loop.Memory,
     ) -> Tree:
-        """The same, continuing with a velocity."""
+        """The same, continuing with what the optimiser remembers."""
         current = {name: value.detach() for name, value in params.items()}
         moving: Tree = {}
         with torch.no_grad():
@@ -215,9 +221,12 @@ class Lanes:
                     current[name] = self.wrap(moving[name])
                 weights = [moving[name] for name in grads]
                 before = None if self.active is None else [weight.clone() for weight in weights]
-                local_loop.update(
-                    weights, {name: self.unwrap(grad) for name, grad in grads.items()}, velocity, c.settings
-                )
+                if isinstance(memory, local_loop.Velocity):
+                    if c.settings.clip is not None:
+                        grads = clip(grads, c.settings.clip)  # inside the level: each client's by its own norm
+                    memory.update(weights, {name: self.unwrap(grad) for name, grad in grads.items()}, c.settings)
+                else:
+                    memory.move([current[name] for name in grads], grads, c.settings)
                 if before is not None:
                     self._hold(weights, before)
         return current

@@ -33,6 +33,7 @@ from torch import Tensor
 from unskew.base import tree
 from unskew.base.errors import InputError
 from unskew.base.registry import param
+from unskew.base.settings import PLAIN
 from unskew.base.tree import Groups, Tree
 from unskew.core.context import ClientContext, Outcome, ServerContext
 from unskew.core.method import methods
@@ -91,7 +92,7 @@ class FedAS(FedPer):
         if self.align_mode == "parallel":
             return Outcome(params, known.made)
         settings = {"lr": self.align_lr, "batch": self.align_batch, "epochs": self.align_epochs}
-        aside = known.aside(**settings, steps=None, momentum=0.0, weight_decay=0.0)
+        aside = known.aside(**settings, steps=None, **PLAIN)  # the alignment is SGD's, whatever trains the model
         names = self._aligned_names(c.trainable, c.message["model"])
         return align_body(aside, params, Align(loss=self.align_loss), names)
 
