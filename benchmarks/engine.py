@@ -1,7 +1,7 @@
 """How fast is a round, against the same arithmetic without any federated learning?
 
     python -m benchmarks.engine [--workloads W1 W2] [--methods fedavg fedprox scaffold]
-                                [--executors serial pool stacked stacked+compile auto] [--bare bare]
+                                [--executors serial pool stacked stacked+compile auto ray] [--bare bare]
                                 [--rounds N] [--repeats N] [--out results.json]
 
 The combinations are interleaved: repeat 1 of all, then repeat 2 of all, so that a change of the machine's speed meets
@@ -149,7 +149,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
     parser.add_argument("--methods", nargs="+", default=["fedavg", "fedprox", "scaffold"], help="any method's text")
-    parser.add_argument("--executors", nargs="*", choices=EXECUTORS, default=list(EXECUTORS))
+    parser.add_argument(
+        "--executors", nargs="*", choices=EXECUTORS, default=[name for name in EXECUTORS if name != "ray"]
+    )
     parser.add_argument("--bare", nargs="*", choices=bare.VARIANTS, default=[REFERENCE], help="loops without FL")
     parser.add_argument("--rounds", type=int, default=0, help="timed rounds of each run; default: 3 of W1, 300 of W2")
     parser.add_argument("--repeats", type=int, default=3)

@@ -18,6 +18,7 @@ EXECUTORS: dict[str, dict[str, Any]] = {
     "stacked": {"executor": "stacked"},
     "stacked+compile": {"executor": "stacked", "compile": True},
     "auto": {"executor": "auto"},
+    "ray": {"executor": "ray"},
 }
 """The names on the command line, and the `execution` options that each one means."""
 

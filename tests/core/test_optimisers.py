@@ -17,6 +17,7 @@ from unskew.core.jobs import Job
 from unskew.core.method import methods
 from unskew.core.optimisers import Adam, Optimiser, optimisers
 from unskew.core.tolerance import USUAL, find_tolerance
+from unskew.executors.compiled import steps
 from unskew.methods.catalogue import at_defaults
 from unskew.methods.fedavg import FedAvg
 from unskew.methods.momentum_steps import count_plain_steps
@@ -125,7 +126,8 @@ def test_stacked_is_serial_up_to_rounding(more):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [{"optimiser": "adam", "clip": 0.1}, {"momentum": 0.9, "nesterov": True}])
-def test_compiled_steps_are_serial_up_to_rounding(more, caplog):
+def test_compiled_steps_are_serial_up_to_rounding(more, caplog, monkeypatch):
+    monkeypatch.setattr(steps, "UNROLL", 1)  # what takes long is to compile
     options = {"model": "mlp(hidden=[8])", "local": {**LOCAL, **more}, "rounds": 3}
     serial = play("fedavg", execution={"memory_format": "contiguous"}, **options)
     compiled = play("fedavg", execution={"executor": "stacked", "compile": True}, **options)

@@ -1,10 +1,12 @@
 """Real processes over Flower on this machine: TLS, keys, and the simulation's model to the last bit."""
 
+import ssl
 import subprocess
 
 import pytest
 
 pytest.importorskip("flwr")
+import httpx
 
 from deploy.federation import Federation, assert_same, simulate
 from deploy.test_sites import SEVEN
@@ -27,8 +29,20 @@ def test_two_sites_give_the_simulation_s_model(tmp_path):
         exported = tmp_path / "own.safetensors"
         federation.call("export", str(federation.deploy.site("north").path), "-o", str(exported))
         assert exported.stat().st_size > 1000
+        logs = [federation.deploy.link_log, *(federation.deploy.site(name).log for name in federation.names)]
+        assert not any("no warm process" in log.read_text() for log in logs)
+        assert_control_is_closed(federation)
     finally:
         federation.close()
+
+
+def assert_control_is_closed(federation):
+    """A site, which holds ca.crt, cannot start runs or register keys at the server's port."""
+    own = federation.deploy.site("north").path
+    trust = ssl.create_default_context(cafile=str(own / "ca.crt"))
+    for path in ("/v1/control/start-run", "/v1/control/register-node", "/v1/runtime/acquire-task"):
+        assert httpx.post(f"https://{federation.address}{path}", verify=trust).status_code == 403
+        assert f"refused POST '{path}' from 127.0.0.1" in federation.said("server")
 
 
 @pytest.fixture(scope="module")

@@ -113,13 +113,18 @@ def test_commands_show_them(tmp_path, capsys):
 
 
 def test_columns_of_a_comparison(tmp_path):
-    cells = unskew.compare("fedavg,fedper", seeds=1, out=tmp_path, **TINY)
-    made = table(cells, "", columns="all")
-    shown = {name: [cell.values for cell in row] for name, row in made.rows}
+    cells = unskew.compare("fedavg,fedprox(mu=1.0),fedper", seeds=1, out=tmp_path, **TINY)
+    alike = cells[:2]
+    made = table(alike, "", columns="all")
     for label, key in (("AUC %", "auc"), ("calibration error %", "calibration_error")):
         place = made.columns.index(label)
-        assert shown["fedper"][place] == (100 * cells[1].summary["figures"][key],)
-        best = (min if key == "calibration_error" else max)(cells, key=lambda cell: cell.summary["figures"][key])
+        for (_, row), cell in zip(made.rows, alike, strict=True):
+            assert row[place].values == (100 * cell.summary["figures"][key],)
+        best = (min if key == "calibration_error" else max)(alike, key=lambda cell: cell.summary["figures"][key])
         assert dict(made.rows)[best.method][place].mark == "best"
+    made = table(cells, "", columns="auc")  # figures of different tests are never in one column
+    shown = {name: dict(zip(made.columns, row, strict=True)) for name, row in made.rows}
+    assert shown["fedper"]["personal AUC %"].values == (100 * cells[2].summary["figures"]["auc"],)
+    assert shown["fedper"]["global AUC %"].text == shown["fedavg"]["personal AUC %"].text == "–"
     with pytest.raises(InputError, match="there is no figure 'f2'"):
         table(cells, "", columns="f2")

@@ -20,7 +20,7 @@ from unskew.cli.progress import RoundProgress
 from unskew.cli.resume import show_finished
 from unskew.cli.shared_flags import Json, Quiet
 from unskew.deploy import presence
-from unskew.deploy.flower import attendance, processes, serving, training
+from unskew.deploy.flower import processes, training
 from unskew.deploy.folder import DEFAULT_RUN, DeployFolder, Deployment
 from unskew.deploy.samples import find_source, read_own
 from unskew.deploy.server import prepare_deployment, prepare_table
@@ -117,6 +117,9 @@ def _check(names: list[str], address: str, secure: bool, test: str) -> Deploymen
 def server(path: Folder) -> None:
     """Runs the server until Ctrl-C: carries messages, knows sites by their keys, keeps what it knows in DIR/server."""
     folder = DeployFolder(path)
+    processes.find_command("flower-superlink")
+    from unskew.deploy.flower import serving
+
     signals.explain(lambda: f"the server has ended; start it again with 'unskew deploy server {_quote(path)}'")
     serving.serve(folder, note)
 
@@ -126,6 +129,8 @@ def site(path: SitePlace, data: OwnData = "") -> None:
     """Runs a site until Ctrl-C: holds its data, trains when it is asked to, keeps its personal model in SITEFOLDER."""
     folder, about = _open_site(path, data)
     processes.find_command("flower-supernode")
+    from unskew.deploy.flower import attendance
+
     signals.explain(lambda: f"the site has ended; start it again with 'unskew deploy site {_quote(path)}'")
     attendance.attend(folder, about, note)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
 from pathlib import Path
@@ -13,6 +14,23 @@ _LENGTH = struct.Struct(">Q")
 
 class Refused(Exception):
     """A message that cannot be used, and why."""
+
+
+def listen(path: Path) -> socket.socket:
+    """A socket at this place that only its owner can open, in a folder that nobody else may even look into."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.chmod(0o700)
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX)
+    mask, here = os.umask(0o177), Path.cwd()
+    os.chdir(path.parent)  # the system takes a hundred letters; by its name alone a socket may be anywhere
+    try:
+        listener.bind(path.name)
+    finally:
+        os.chdir(here)
+        os.umask(mask)
+    listener.listen()
+    return listener
 
 
 def ask(path: Path, data: bytes, limit: int = LIMIT) -> bytes:

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import socket
 import threading
 from pathlib import Path
 
 from unskew.base.errors import InputError
-from unskew.deploy.channel import receive, send
+from unskew.deploy.channel import listen, receive, send
 from unskew.deploy.site import Site
 
 log = logging.getLogger(__name__)
@@ -24,20 +23,10 @@ class Daemon:
 
     def __init__(self, site: Site, path: Path) -> None:
         self.site, self.path = site, path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.parent.chmod(0o700)  # nobody else may even look
-        path.unlink(missing_ok=True)
-        self._socket = socket.socket(socket.AF_UNIX)
-        mask, here = os.umask(0o177), Path.cwd()
-        os.chdir(path.parent)  # the system takes a hundred letters; by its name alone a socket may be anywhere
         try:
-            self._socket.bind(path.name)
+            self._socket = listen(path)
         except OSError as error:
             raise InputError(f"cannot open the socket {path}: {error.strerror or error}; move the folder") from None
-        finally:
-            os.chdir(here)
-            os.umask(mask)
-        self._socket.listen()
 
     def serve(self) -> None:
         """Works until `close` is called."""

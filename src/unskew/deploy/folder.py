@@ -4,7 +4,7 @@ run.toml              what is trained: a run file without data, clients and spli
 deploy.toml           the server's address, the sites' names, and what is asked of a round
 runs/                 the folders of runs, as a simulation leaves them
 app/                  what Flower runs: two files that name our apps
-server/               the server's certificate and key, Flower's database and files, what was ordered of it
+server/               the server's certificate and key, Flower's files, what was ordered of it
 sites/NAME/           what a site needs; give it to the site, and to nobody else
 """
 

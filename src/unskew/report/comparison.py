@@ -75,7 +75,14 @@ def table(
         *_rounds_to([by_method[name] for name in names], by_method[first]),
     ]
     blank: list[Mark] = [""] * len(names)
-    beyond = [(f"{NAMES[name]} %", column(partial(_beyond, name)), name) for name in more]
+    kinds: dict[str, Callable[[Row], Row]] = (
+        {"global ": _global_figures, "personal ": _own_figures} if mixed else {"": lambda s: s.get("figures") or {}}
+    )
+    beyond = [
+        (f"{kind}{NAMES[name]} %", column(partial(_beyond, name, pick)), name)
+        for name in more
+        for kind, pick in kinds.items()
+    ]
     figures = [
         *((*each, rank(each[1])) for each in ranked),
         *((heading, values, rank(values, name not in LOWER_IS_BETTER)) for heading, values, name in beyond),
@@ -89,7 +96,7 @@ def table(
         *about,
         *_explain_accuracy(key, mixed, bool(own), len({cell.seed for cell in cells})),
         "clients and worst: mean over clients and over the worst tenth of them, each on its own test set, last round",
-        *_explain_beyond(more, mixed or bool(own), any("figures" not in cell.summary for cell in cells)),
+        *_explain_beyond(more, mixed, bool(own), any("figures" not in cell.summary for cell in cells)),
         f"time × and bytes ×: the clients' seconds of work and the traffic, relative to {first}",
         *(f"wire: {', '.join(wire)}" for wire in [cells[0].summary.get("wire")] if wire),
         *_rounds_to_notes(cells, first),
@@ -139,16 +146,25 @@ def _explain_accuracy(key: str, mixed: bool, personal: bool, seeds: int) -> list
     ]
 
 
-def _beyond(name: str, summary: Row) -> float | None:
+def _beyond(name: str, pick: Callable[[Row], Row], summary: Row) -> float | None:
     """A figure beyond accuracy; None where the run did not record it, or it is not defined."""
-    value = (summary.get("figures") or {}).get(name)
+    value = pick(summary).get(name)
     return None if value is None else 100 * value
 
 
-def _explain_beyond(more: Sequence[str], personal: bool, old: bool) -> list[str]:
+def _global_figures(summary: Row) -> Row:
+    return (summary.get("figures") or {}) if _has_global(summary) else {}
+
+
+def _own_figures(summary: Row) -> Row:
+    return summary.get("personal_figures" if _has_global(summary) else "figures") or {}
+
+
+def _explain_beyond(more: Sequence[str], mixed: bool, personal: bool, old: bool) -> list[str]:
     if not more:
         return []
-    whose = "the global model, or where there is none the clients' own, pooled" if personal else "the global model"
+    own = "of clients' own models, pooled over their test sets"
+    whose = f"global: of the global model; personal: {own}" if mixed else own if personal else "of the global model"
     missing = "; – also for runs of a version that did not record them" if old else ""
     return [f"{', '.join(NAMES[name] for name in more)}: {whose}, last round{missing}"]
 

@@ -28,6 +28,7 @@ from unskew.base.once import warn_once
 from unskew.base.process import count_cores, prepare_process
 from unskew.core.checks.asking import ask_server
 from unskew.core.jobs import Job
+from unskew.core.optimisers import SGD
 from unskew.core.task import Task
 from unskew.core.tolerance import USUAL, describe, find_tolerance
 from unskew.data.batches import batch_bounds, num_steps
@@ -59,10 +60,11 @@ def settle(config: Run, task: Task) -> Run:
 
 def _warn_of_tolerance(config: Run) -> None:
     """Says so if `stacked` comes less near to `serial` than usual."""
+    adaptive = [] if isinstance(config.local.optimiser, SGD) else [config.local.optimiser]
     if (promised := find_tolerance(config.method, (*config.wire, config.local.optimiser))) > USUAL:
         log.warning(
             "executor stacked with %s: %s (usually within %g); compare it with stacked runs only",
-            ", ".join([str(config.method), *map(str, config.wire)]), describe(promised), USUAL,
+            ", ".join(map(str, (config.method, *config.wire, *adaptive))), describe(promised), USUAL,
         )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 import subprocess
@@ -12,7 +13,8 @@ from unskew.base.errors import InputError
 from unskew.deploy import presence
 from unskew.deploy.channel import LIMIT
 from unskew.deploy.daemon import Daemon
-from unskew.deploy.flower.processes import end, start_node
+from unskew.deploy.flower.processes import end, find_free_port, start_executor, start_node, start_warm
+from unskew.deploy.flower.relay import Door, Relay, open_listener
 from unskew.deploy.samples import find_source, read_own
 from unskew.deploy.site import Site
 from unskew.deploy.site_folder import AboutSite, SiteFolder
@@ -21,6 +23,8 @@ log = logging.getLogger(__name__)
 
 PATIENCE = 120.0
 """Seconds for which a refused key is offered again: a server keeps the place of a killed node for a minute."""
+HOLD, LOOK = 20.0, 0.15
+"""Seconds for which the executor of apps is kept waiting for work, and between two looks for it meanwhile."""
 _PAUSE = 5.0
 _FATAL = {
     "CERTIFICATE_VERIFY_FAILED": "its certificate is not signed by this folder's ca.crt; copy the site's folder from "
@@ -38,11 +42,14 @@ def attend(folder: SiteFolder, about: AboutSite, say: Callable[[str], None], *, 
     with presence.hold(folder.lock, f"site '{about.name}'"):
         daemon = Daemon(Site(own.samples, folder.state, own.classes, limit=limit), folder.socket)
         say(f"{about.name}: {len(own.samples)} samples; looking for the server at {about.server}")
-        daemon.start()
+        working = daemon.start()
+        warm = start_warm("site", folder.home, folder.log, folder.path)
         try:
             _Node(folder, about, say).supervise()
         finally:
+            end(warm)
             daemon.close()
+            working.join(5)  # a thread that is in torch when the process ends takes it down
 
 
 class _Node:
@@ -55,18 +62,22 @@ class _Node:
     def supervise(self) -> None:
         while True:
             began = self.folder.log.stat().st_size if self.folder.log.exists() else 0
-            node = start_node(self.folder, self.about)
-            try:
-                self._watch(node, began)
-            finally:
-                end(node)
+            with contextlib.ExitStack() as ending:
+                port, apps = find_free_port(), open_listener("127.0.0.1")
+                node = start_node(self.folder, self.about, port)
+                ending.callback(end, node)
+                relay = Relay(f"127.0.0.1:{port}", [Door(apps, "runtime", HOLD)], self.say, period=LOOK)
+                relay.start()
+                ending.callback(relay.close)
+                ending.callback(end, start_executor(self.folder.home, apps, node, self.folder.log, self.folder.path))
+                self._watch(node, relay, began)
             self._consider(self._read_log(began))
             time.sleep(_PAUSE)
 
-    def _watch(self, node: subprocess.Popen[bytes], began: int) -> None:
+    def _watch(self, node: subprocess.Popen[bytes], relay: Relay, began: int) -> None:
         """Waits for its end; says when it is connected."""
         connected = False
-        while node.poll() is None:
+        while node.poll() is None and relay.works:
             time.sleep(0.5)
             if not connected and "SuperNode ID: " in self._read_log(began):
                 connected, self.refused_since = True, None

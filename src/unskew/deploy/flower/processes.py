@@ -7,6 +7,7 @@ import ctypes
 import importlib.util
 import json
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -21,6 +22,8 @@ import tomli_w
 
 from unskew.base import storage
 from unskew.base.errors import InputError
+from unskew.deploy.channel import listen
+from unskew.deploy.flower import handover, warm
 from unskew.deploy.folder import DeployFolder, Deployment
 from unskew.deploy.site_folder import AboutSite, SiteFolder
 
@@ -47,8 +50,8 @@ def make_environment(home: Path) -> dict[str, str]:
     return {
         **os.environ, "FLWR_HOME": str(home), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1", "OMP_NUM_THREADS": "1",
-        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",  # of 1 s; more often costs more than it brings
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",  # of 1 s; the relay holds each look
+        "PATH": os.pathsep.join([str(home / "bin"), str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
     }  # fmt: skip
 
 
@@ -80,14 +83,47 @@ def end(process: subprocess.Popen[bytes], seconds: float = 20) -> None:
     process.wait()
 
 
-def _start(words: Sequence[str], home: Path, log: Path, folder: Path) -> subprocess.Popen[bytes]:
-    """A process that ends with this one, and is not in the way of Ctrl-C."""
+def _find_warm(name: str, home: Path) -> str:
+    """A command of Flower's that is forked from the warm process, if there ever was one."""
+    found = home / "bin" / name
+    return str(found) if found.exists() else find_command(name)
+
+
+def _start(
+    words: Sequence[str], home: Path, log: Path, folder: Path, *sockets: socket.socket
+) -> subprocess.Popen[bytes]:
+    """A process that ends with this one, and is not in the way of Ctrl-C; it is handed these open sockets."""
     home.mkdir(exist_ok=True)
     with log.open("ab") as file:
         return subprocess.Popen(
             words, env=make_environment(home), cwd=folder, stdin=subprocess.DEVNULL, stdout=file,
             stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=_end_with_parent if _libc else None,
+            pass_fds=[each.fileno() for each in sockets],
         )  # fmt: skip
+
+
+def start_warm(role: str, home: Path, log: Path, folder: Path) -> subprocess.Popen[bytes]:
+    """The process from which Flower's commands are forked, and files named as these commands that ask it to."""
+    place = home / "bin"
+    place.mkdir(parents=True, exist_ok=True)
+    script = [sys.executable, "-I", "-S", handover.__file__, str(home / "warm")]
+    for name in warm.COMMANDS[role]:
+        command = shlex.join([*script, find_command(name)])
+        storage.write_atomic(place / name, f'#!/bin/sh\nexec {command} "$@"\n'.encode())
+        (place / name).chmod(0o700)
+    with listen(home / "warm") as listener:  # open at once: who comes early waits in line
+        words = [sys.executable, "-m", warm.__name__, role, str(listener.fileno())]
+        return _start(words, home, log, folder, listener)
+
+
+def start_executor(
+    home: Path, door: socket.socket, above: subprocess.Popen[bytes], log: Path, folder: Path
+) -> subprocess.Popen[bytes]:
+    """Flower's process that starts apps, as the door before its server or node says; it ends with the one above."""
+    host, port = door.getsockname()[:2]
+    words = [_find_warm("flower-superexec", home), "--insecure", "--runtime-api-address", f"{host}:{port}",
+             "--parent-pid", str(above.pid)]  # fmt: skip
+    return _start(words, home, log, folder)
 
 
 def _end_with_parent() -> None:
@@ -98,11 +134,10 @@ def _end_with_parent() -> None:
 # -------------------------------------------------------------------------------------------- the server
 
 
-def start_link(folder: DeployFolder, about: Deployment) -> subprocess.Popen[bytes]:
-    """Flower's server process, which carries messages; it keeps what it knows of sites in a database."""
-    host, port = split_address(about.listen or about.address, about.secure)
-    words = [find_command("flower-superlink"), "--host", host, "--port", str(port), "--database",
-             str(folder.server / "state.db"), "--disable-runtime-dependency-installation"]  # fmt: skip
+def start_link(folder: DeployFolder, about: Deployment, port: int) -> subprocess.Popen[bytes]:
+    """Flower's server process, which carries messages, on the loopback address alone; it keeps nothing on disk."""
+    words = [find_command("flower-superlink"), "--host", "127.0.0.1", "--port", str(port), "--isolation", "process",
+             "--disable-runtime-dependency-installation"]  # fmt: skip
     if about.secure:
         at = folder.server
         words += ["--ssl-ca-certfile", str(at / "ca.crt"), "--ssl-certfile", str(at / "server.crt"), "--ssl-keyfile",
@@ -110,12 +145,12 @@ def start_link(folder: DeployFolder, about: Deployment) -> subprocess.Popen[byte
     else:
         words.append("--insecure")
     folder.home.mkdir(exist_ok=True)
-    _write_connection(folder, about)
+    _write_connection(folder, about, port)
     return _start(words, folder.home, folder.link_log, folder.server)
 
 
-def _write_connection(folder: DeployFolder, about: Deployment) -> None:
-    own: dict[str, Any] = {"address": about.address}
+def _write_connection(folder: DeployFolder, about: Deployment, port: int) -> None:
+    own: dict[str, Any] = {"address": f"127.0.0.1:{port}"}
     own |= {"root-certificates": str(folder.server / "ca.crt")} if about.secure else {"insecure": True}
     text = tomli_w.dumps({"superlink": {"default": CONNECTION, CONNECTION: own}})
     storage.write_atomic(folder.home / "config.toml", text.encode())
@@ -125,8 +160,8 @@ def call_flower(folder: DeployFolder, *words: str, seconds: float = 120) -> Any:
     """What a command of Flower's answers, as JSON."""
     try:
         done = subprocess.run(
-            [find_command("flwr"), *words, "--format", "json"], env=make_environment(folder.home), cwd=folder.server,
-            capture_output=True, text=True, timeout=seconds,
+            [_find_warm("flwr", folder.home), *words, "--format", "json"], env=make_environment(folder.home),
+            cwd=folder.server, capture_output=True, text=True, timeout=seconds,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         raise InputError(f"Flower did not answer '{words[0]}' within {seconds:g} s; see {folder.link_log}") from None
@@ -140,7 +175,10 @@ def call_flower(folder: DeployFolder, *words: str, seconds: float = 120) -> Any:
 
 def is_listening(about: Deployment) -> bool:
     """Whether somebody answers at the server's address."""
-    host, port = split_address(about.address, about.secure)
+    return _answers(*split_address(about.address, about.secure))
+
+
+def _answers(host: str, port: int) -> bool:
     try:
         with socket.create_connection((host, port), timeout=2):
             return True
@@ -148,29 +186,27 @@ def is_listening(about: Deployment) -> bool:
         return False
 
 
-def wait_for_link(folder: DeployFolder, about: Deployment, link: subprocess.Popen[bytes], seconds: float = 60) -> None:
-    """Until the server answers."""
+def wait_for_link(folder: DeployFolder, port: int, link: subprocess.Popen[bytes], seconds: float = 60) -> None:
+    """Until Flower's server answers."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if link.poll() is not None:
             raise InputError(f"Flower's server ended at once; see the end of {folder.link_log}")
-        if is_listening(about):
+        if _answers("127.0.0.1", port):
             return
-        time.sleep(0.2)
-    raise InputError(f"Flower's server did not answer at {about.address} within {seconds:g} s; see {folder.link_log}")
+        time.sleep(0.1)
+    raise InputError(f"Flower's server did not answer at port {port} within {seconds:g} s; see {folder.link_log}")
 
 
-def register_sites(folder: DeployFolder, about: Deployment) -> dict[str, int]:
-    """Makes the sites' keys known to the server, each once; which node is which site."""
-    known = read_nodes(folder)
+def register_sites(folder: DeployFolder, about: Deployment) -> None:
+    """Makes the sites' keys known to a server that was just started, and keeps which node is which site."""
+    known = {}
     for name in about.sites:
-        if name not in known:
-            answer = call_flower(folder, "supernode", "register", str(folder.site(name).path / "key.pub"), CONNECTION)
-            if "node-id" not in answer:
-                raise InputError(f"Flower refused the key of site '{name}': {answer.get('error-message', answer)}")
-            known[name] = int(answer["node-id"])
-            storage.write_atomic(folder.nodes_file, json.dumps(known).encode())
-    return known
+        answer = call_flower(folder, "supernode", "register", str(folder.site(name).path / "key.pub"), CONNECTION)
+        if "node-id" not in answer:
+            raise InputError(f"Flower refused the key of site '{name}': {answer.get('error-message', answer)}")
+        known[name] = int(answer["node-id"])
+    storage.write_atomic(folder.nodes_file, json.dumps(known).encode())
 
 
 def read_nodes(folder: DeployFolder) -> dict[str, int]:
@@ -205,11 +241,11 @@ def stop_run(folder: DeployFolder, number: str) -> None:
 # ----------------------------------------------------------------------------------------------- a site
 
 
-def start_node(folder: SiteFolder, about: AboutSite) -> subprocess.Popen[bytes]:
-    """Flower's process at a site."""
+def start_node(folder: SiteFolder, about: AboutSite, port: int) -> subprocess.Popen[bytes]:
+    """Flower's process at a site, which its apps reach at this port."""
     split_address(about.server, about.secure)
-    words = [find_command("flower-supernode"), "--superlink", about.server, "--host", "127.0.0.1", "--port",
-             str(find_free_port()), "--node-config", f'site="{about.name}"']  # fmt: skip
+    words = [find_command("flower-supernode"), "--superlink", about.server, "--host", "127.0.0.1", "--port", str(port),
+             "--isolation", "process", "--node-config", f'site="{about.name}"']  # fmt: skip
     if about.secure:
         words += ["--root-certificates", str(folder.ca), "--auth-supernode-private-key", str(folder.key)]
     else:

@@ -14,8 +14,8 @@ from unskew.deploy.flower.records import from_records, read_introduction, to_rec
 
 log = logging.getLogger(__name__)
 
-POLL = 0.2
-"""Seconds between two looks for answers."""
+POLL = 0.05
+"""Seconds between two looks for answers; each is held by the door before Flower's server until there is one."""
 
 
 class OverFlower:

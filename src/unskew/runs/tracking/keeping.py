@@ -91,7 +91,7 @@ class Tracking:
             if is_from_signal(error):
                 raise
             self._logs.pop(name, None)
-            place = f"; 'unskew track {self._run.folder} --to \"{name}\"' shows the rest later" if self._file else ""
+            place = f'; unskew track {self._run.folder} --to "{name}" shows the rest later' if self._file else ""
             log.warning("tracker %s failed at %s: %s; the run goes on without it%s", name, when, one_line(error), place)
 
     def _read(self) -> dict[str, Row]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,8 @@ class MLflow(Tracker):
 
     def begin(self, run: TrackedRun) -> Log:
         """A new run of the experiment, or the one begun before."""
-        return _Metrics(self._connect(), self.experiment, self._artifacts, run)
+        with _one_at_a_time(Path(self.uri)) if self._is_folder else nullcontext():
+            return _Metrics(self._connect(), self.experiment, self._artifacts, run)
 
     @property
     def _is_folder(self) -> bool:
@@ -40,10 +43,23 @@ class MLflow(Tracker):
     def _connect(self) -> Any:
         uri = self.uri
         if self._is_folder:  # the format of folders alone is no longer kept up by MLflow
-            place = Path(uri).absolute()
-            place.mkdir(parents=True, exist_ok=True)
-            uri = f"sqlite:///{place / 'mlflow.db'}"
+            uri = f"sqlite:///{Path(uri).absolute() / 'mlflow.db'}"
         return _load().MlflowClient(tracking_uri=uri)
+
+
+@contextmanager
+def _one_at_a_time(folder: Path) -> Iterator[None]:
+    """Runs side by side wait for each other here: MLflow makes the tables of a new file without looking for others."""
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        import fcntl
+    except ImportError:  # not on Windows
+        yield
+        return
+    with (folder / ".lock").open("w") as file:
+        with suppress(OSError):  # a file system without locks
+            fcntl.lockf(file, fcntl.LOCK_EX)
+        yield
 
 
 def _load() -> Any:

@@ -141,10 +141,11 @@ def apply(run: Run, setting: Mapping[str, Any], axes: Sequence[Axis]) -> Run:
     for axis in axes:
         key = axis.path.partition(".")[0]
         inside = getattr(run, key)
-        inside = dict(vars(inside)) if key in SECTIONS else inside
         try:
-            table = override({key: inside}, axis.path, setting[axis.name])
-            run = from_table({**vars(run), **table}, fresh=False)
+            given = {} if inside is None else {key: dict(vars(inside)) if key in SECTIONS else inside}
+            table = override(given, axis.path, setting[axis.name])
+            known = {name: value for name, value in vars(run).items() if value is not None}  # None: left to a rule
+            run = from_table({**known, **table}, fresh=False)
         except InputError as error:
             raise InputError(f"--grid {axis.name}={setting[axis.name]}: {error}") from None
     return run
