@@ -9,9 +9,8 @@ import pytest
 
 import unskew
 from trials import SMALL, register, said
-from unskew import InputError, registries, tree
+from unskew import InputError, tree
 from unskew.base import storage
-from unskew.core.schedule import Schedule
 from unskew.runs.config import read_file
 
 SHORT = {**SMALL, "rounds": 3, "sample": 0.67, "eval_every": 2, "lr_decay": 0.9}
@@ -118,22 +117,11 @@ def test_a_comparison_takes_it_for_its_cell(tmp_path):
     assert longer.reused and longer.folder != cell.folder and longer.summary["rounds"] == 4
 
 
-def test_what_depends_on_the_number_of_rounds_is_another_run(tmp_path, caplog, own_names):
-    @registries.schedules.register("falling")
-    class Falling(Schedule):
-        """Falls to the end, wherever that is."""
-
-        @property
-        def depends_on_rounds(self):
-            return True
-
-        def factor(self, done):
-            return 1 / (1 + done)
-
-    options = {**SMALL, "schedule": "falling"}
+def test_what_depends_on_the_number_of_rounds_is_another_run(tmp_path, caplog):
+    options = {**SMALL, "schedule": "cosine"}
     unskew.run(**options, out=tmp_path / "short")
     result = unskew.extend(tmp_path / "short", 3, out=tmp_path / "longer")
-    assert "schedule falling depends on the number of rounds: the first 2 are not those of a run of 3" in said(caplog)
+    assert "schedule cosine depends on the number of rounds: the first 2 are not those of a run of 3" in said(caplog)
     assert result.run.hash != unskew.run(**{**options, "rounds": 3}).run.hash
     assert result.summary["extended"][0]["same"] is False
     assert (

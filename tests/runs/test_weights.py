@@ -110,7 +110,7 @@ REFUSED = {
     "type": ({"init": "double.safetensors"}, "as float64 [8, 64], the network has float32 [8, 64]"),
     "shape": ({"init": "plain.safetensors", "model": "mlp(hidden=[9])"}, "as float32 [8, 64], the network has"),
     "other": ({"init": "plain.safetensors", "method": "fedetf", "init_only": "head.*"}, "lacks head.scale"),
-    "strange": ({"init": "plain.safetensors", "model": "mlp(hidden=[])"}, "holds body.1.weight, which the network"),
+    "strange": ({"init": "plain.safetensors", "model": "mlp(hidden=[])"}, "holds body.1.bias, which the network"),
     "gone": ({"init": "none.safetensors"}, "cannot read"),
     "pickle": ({"init": "pickle.pt"}, "is no safetensors file"),
     "only": ({"init": "plain.safetensors", "init_only": "tail.*"}, "init_only (--init-only): nothing matches 'tail.*'"),

@@ -77,7 +77,7 @@ def _find_reason(config: Run) -> str:
     schedule = config.local.chosen_schedule
     if schedule.depends_on_rounds:
         return f"schedule {schedule}"
-    parts = (config.method, schedule, *config.wire)
+    parts = (config.method, schedule, config.local.optimiser, *config.wire)
     return next((f"{part.name} (your own code reads 'rounds')" for part in parts
                  if user_code.names_attribute([part], "rounds")), "")  # fmt: skip
 

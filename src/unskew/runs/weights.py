@@ -113,7 +113,7 @@ def read_tensors(path: Path) -> Held:
         raise InputError(
             f"init: {path} is no safetensors file ({one_line(error)}); write one with safetensors.torch.save_file"
         ) from None
-    return Held({_strip(name): value for name, value in found.items()}, _find_unused(data))
+    return Held({_strip(name): found[name] for name in sorted(found)}, _find_unused(data))
 
 
 def _strip(name: str) -> str:
