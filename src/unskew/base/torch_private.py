@@ -106,6 +106,21 @@ def has_hooks(module: nn.Module) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
 
 
+def list_hooks(module: nn.Module) -> list[tuple[str, Any, bool, bool]]:
+    """What calling the module does more than its `forward`: the kind, the function, with keywords, in any case."""
+    kinds = {
+        "forward_pre": (module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs, {}),
+        "forward": (module._forward_hooks, module._forward_hooks_with_kwargs, module._forward_hooks_always_called),
+        "backward_pre": (module._backward_pre_hooks, {}, {}),
+        "backward": (module._backward_hooks, {}, {}),
+    }
+    return [
+        (kind, hook, number in with_keywords, number in always)
+        for kind, (hooks, with_keywords, always) in kinds.items()
+        for number, hook in hooks.items()
+    ]
+
+
 def both_sided_padding(layer: nn.Conv2d) -> list[int]:
     """The padding of a convolution as `F.pad` takes it."""
     return layer._reversed_padding_repeated_twice
