@@ -176,3 +176,18 @@ def test_a_table_beside_an_option_hides_nothing():
     split = {**QUICK, "split.alpha": 3.0}
     del split["split"]
     assert unskew.run(model="mlp", **split, split="dirichlet(alpha=1.0, min_size=1)").run.split.alpha == 3.0
+
+
+def handed_over():
+    x, y = torch.randint(0, 255, (60, 1, 8, 8)).byte(), torch.arange(60) % 4
+    parts = unskew.Samples(x[:40], y[:40]), unskew.Samples(x[40:], y[40:])
+    return unskew.Dataset("mine", *parts, classes=tuple("abcd"), mean=(0.2,), std=(0.9,))
+
+
+def test_options_of_what_is_handed_over():
+    given = {**QUICK, "data": handed_over()}
+    line = "data.normalisation does nothing for a Dataset that is handed over; give it mean and std itself"
+    refused(line, unskew.run, **given, **{"data.normalisation": "half"})
+    refused("data.fingerprint does nothing", unskew.run, **given, **{"data.fingerprint": "x"})
+    net = digits_net(nn.ReLU())
+    refused("model.head does nothing for an nn.Module", unskew.run, **QUICK, model=net, **{"model.head": "3"})

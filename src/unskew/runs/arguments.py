@@ -127,6 +127,7 @@ def read_options(options: Mapping[str, Any], data: Any, model: Any, head: Any, *
         if name not in FLAGS and name.partition(".")[0] not in fields:
             known = [*FLAGS, *(field for field in fields if field not in FLAGS)]
             raise InputError(f"there is no option '{name}'; {suggest(name, known)}")
+        _refuse_inside(name, data, model)
         path = FLAGS.get(name, name)
         for part in (path, *(f"{path}.{key}" for key in value)) if isinstance(value, Mapping) else (path,):
             if part in given:
@@ -136,6 +137,16 @@ def read_options(options: Mapping[str, Any], data: Any, model: Any, head: Any, *
     for path, value in sorted(found, key=lambda each: each[0].count(".")):  # what is set inside a whole comes after it
         table = override(table, path, value)
     return table
+
+
+def _refuse_inside(name: str, data: Any, model: Any) -> None:
+    """Refuses an option of data or a model that were handed over as they are."""
+    if name.startswith("data.") and isinstance(data, Dataset):
+        hint = "give it mean and std itself" if name == "data.normalisation" else "leave it out"
+        raise InputError(f"{name} does nothing for a Dataset that is handed over; {hint}")
+    if name.startswith("model.") and isinstance(model, nn.Module):
+        hint = "say head=..." if name == "model.head" else "leave it out"
+        raise InputError(f"{name} does nothing for an nn.Module that is handed over; {hint}")
 
 
 def _open_table(path: str, value: Any) -> list[tuple[str, Any]]:
