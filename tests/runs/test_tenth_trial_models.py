@@ -191,3 +191,29 @@ def test_options_of_what_is_handed_over():
     refused("data.fingerprint does nothing", unskew.run, **given, **{"data.fingerprint": "x"})
     net = digits_net(nn.ReLU())
     refused("model.head does nothing for an nn.Module", unskew.run, **QUICK, model=net, **{"model.head": "3"})
+
+
+# -------------------------------------------------------------------------------------- torch's defaults
+
+
+def test_defaults_that_a_plugin_sets_do_not_reach_runs(tmp_path):
+    expected = unskew.run(model="mlp", **QUICK).summary["loss"]
+    for name, line in {"dtype": "torch.set_default_dtype(torch.float64)", "place": "torch.set_default_device('meta')",
+                       "graph": "torch.set_grad_enabled(False)"}.items():  # fmt: skip
+        plugin = tmp_path / f"sets_{name}.py"
+        plugin.write_text(f"import torch\n{line}\n")
+        assert unskew.run(model="mlp", plugin=plugin, **QUICK).summary["loss"] == expected
+        assert torch.empty(1).dtype is torch.float32 and torch.empty(1).device.type == "cpu"
+
+
+@pytest.mark.parametrize("set_device", [torch.set_default_device, lambda name: torch.device(name).__enter__()])
+def test_a_default_device_that_the_program_has_set(tmp_path, set_device):
+    expected = unskew.run(model="mlp", **QUICK).summary["loss"]
+    net = digits_net(nn.ReLU())
+    context = set_device("meta")
+    try:
+        assert unskew.run(model="mlp", **QUICK).summary["loss"] == expected
+        unskew.compare(["fedavg"], seeds=1, out=tmp_path / "all", model=net, head="3", **QUICK)
+        assert torch.empty(1).device.type == "meta"  # it is the program's again
+    finally:
+        torch.set_default_device(None) if context is None else torch.device("meta").__exit__(None, None, None)

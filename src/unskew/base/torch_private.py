@@ -38,6 +38,12 @@ def count_changes(tensor: Tensor) -> int:
     return -1 if tensor.is_inference() else tensor._version
 
 
+def read_default_device() -> torch.device | None:
+    """What `torch.set_default_device` was called with last; None: nothing, which spares torch a look at each call."""
+    context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+    return None if context is None else context.device
+
+
 # ---------------------------------------------------------------------------------------------------- gradients
 
 
