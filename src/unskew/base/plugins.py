@@ -17,6 +17,7 @@ from typing import Any
 
 from unskew.base import user_code
 from unskew.base.errors import InputError, is_from_signal, one_line
+from unskew.base.process import keep_torch_modes
 from unskew.base.registry import Registry
 
 _PREFIX = "unskew_plugin_"
@@ -58,7 +59,8 @@ def call_object(target: str, what: str, *args: Any) -> Any:
     if not callable(function):
         raise InputError(f"{what} {target}: expected a function or class, got {type(function).__name__}")
     try:
-        return function(*args)
+        with keep_torch_modes():
+            return function(*args)
     except InputError as error:
         raise InputError(f"{what} {target}: {error}") from None
     except (Exception, SystemExit) as error:
@@ -120,7 +122,7 @@ def forget_edited() -> None:
 
 def _load_name(name: str) -> ModuleType:
     earlier = [] if name in sys.modules else [name]
-    with Registry.replacing(earlier), _search_also(Path.cwd(), *_folders), _keep_streams():
+    with Registry.replacing(earlier), _search_also(Path.cwd(), *_folders), _keep_streams(), keep_torch_modes():
         module = importlib.import_module(name)
     user_code.note_plugin(module)
     return module
@@ -148,7 +150,7 @@ def _load_file(path: Path) -> ModuleType:
     assert spec is not None
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
-        with Registry.replacing(versions), _search_also(path.parent), _keep_streams():
+        with Registry.replacing(versions), _search_also(path.parent), _keep_streams(), keep_torch_modes():
             loader.exec_module(module)
     except BaseException:
         del sys.modules[name]

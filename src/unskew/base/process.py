@@ -9,12 +9,13 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import NamedTuple
 
 import torch
 
 from unskew.base import seeds
+from unskew.base.torch_private import read_default_device
 
 log = logging.getLogger(__name__)
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4
@@ -73,9 +74,9 @@ def keep_freed_memory() -> None:
 
 @contextmanager
 def neutral_torch() -> Iterator[None]:
-    """For a while: float32 by default, gradients, no autocast and no inference mode, whatever the program has set."""
+    """For a while: float32 on the CPU by default, gradients, no autocast, no inference mode; whatever has been set."""
     default = torch.get_default_dtype()
-    with torch.inference_mode(False), torch.enable_grad(), _without_autocast():
+    with torch.inference_mode(False), torch.enable_grad(), _without_autocast(), default_to_cpu():
         torch.set_default_dtype(torch.float32)
         try:
             yield
@@ -85,7 +86,7 @@ def neutral_torch() -> Iterator[None]:
 
 @contextmanager
 def keep_torch_modes() -> Iterator[None]:
-    """Leaves what a function may set in torch as it was: autocast, the default type, gradients, determinism."""
+    """Leaves what a function may set in torch as it was: autocast, default type and device, gradients, determinism."""
     before = _read_modes()
     try:
         yield
@@ -97,6 +98,7 @@ def keep_torch_modes() -> Iterator[None]:
 class _Modes(NamedTuple):
     grad: bool
     default: torch.dtype
+    device: torch.device | None
     autocast: tuple[bool, torch.dtype, bool, torch.dtype]
     nesting: int
     deterministic: tuple[bool, bool]
@@ -105,7 +107,7 @@ class _Modes(NamedTuple):
 def _read_modes() -> _Modes:
     torch.autocast_increment_nesting()  # the only way to ask how many are open
     return _Modes(
-        torch.is_grad_enabled(), torch.get_default_dtype(),
+        torch.is_grad_enabled(), torch.get_default_dtype(), read_default_device(),
         (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"),
          torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")),
         torch.autocast_decrement_nesting(),
@@ -116,6 +118,8 @@ def _read_modes() -> _Modes:
 def _set_modes(modes: _Modes) -> None:
     torch.set_grad_enabled(modes.grad)
     torch.set_default_dtype(modes.default)
+    if read_default_device() != modes.device:
+        torch.set_default_device(modes.device)
     cpu, cpu_type, cuda, cuda_type = modes.autocast
     for kind, enabled, dtype in (("cpu", cpu, cpu_type), ("cuda", cuda, cuda_type)):
         torch.set_autocast_enabled(kind, enabled)
@@ -124,6 +128,21 @@ def _set_modes(modes: _Modes) -> None:
         torch.autocast_decrement_nesting()
     torch.clear_autocast_cache()
     torch.use_deterministic_algorithms(modes.deterministic[0], warn_only=modes.deterministic[1])
+
+
+@contextmanager
+def default_to_cpu() -> Iterator[None]:
+    """For a while, in this thread: new tensors are on the CPU, whatever default device the program has set."""
+    default = read_default_device()
+    if default is not None:
+        torch.set_default_device(None)
+    try:
+        # the program may also be inside `with torch.device(...)`
+        with nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu"):
+            yield
+    finally:
+        if default is not None:
+            torch.set_default_device(default)
 
 
 @contextmanager

@@ -38,6 +38,12 @@ def count_changes(tensor: Tensor) -> int:
     return -1 if tensor.is_inference() else tensor._version
 
 
+def read_default_device() -> torch.device | None:
+    """What `torch.set_default_device` was called with last; None: nothing, which spares torch a look at each call."""
+    context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+    return None if context is None else context.device
+
+
 # ---------------------------------------------------------------------------------------------------- gradients
 
 
@@ -104,6 +110,21 @@ def unsaved_buffers(module: nn.Module) -> set[str]:
 def has_hooks(module: nn.Module) -> bool:
     """Whether calling the module does more than its `forward`."""
     return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
+
+
+def list_hooks(module: nn.Module) -> list[tuple[str, Any, bool, bool]]:
+    """What calling the module does more than its `forward`: the kind, the function, with keywords, in any case."""
+    kinds = {
+        "forward_pre": (module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs, {}),
+        "forward": (module._forward_hooks, module._forward_hooks_with_kwargs, module._forward_hooks_always_called),
+        "backward_pre": (module._backward_pre_hooks, {}, {}),
+        "backward": (module._backward_hooks, {}, {}),
+    }
+    return [
+        (kind, hook, number in with_keywords, number in always)
+        for kind, (hooks, with_keywords, always) in kinds.items()
+        for number, hook in hooks.items()
+    ]
 
 
 def both_sided_padding(layer: nn.Conv2d) -> list[int]:

@@ -100,6 +100,20 @@ def digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:16]
 
 
+def is_own(value: Any) -> bool:
+    """Whether a class or function is the user's: of his files, of a script or notebook, or of no module at all."""
+    return _is_loose(value) or _is_users(sys.modules.get(value.__module__ or ""))
+
+
+def take_apart(function: FunctionType) -> tuple[Any, tuple[Any, ...]]:
+    """What a function does, wherever it stands, and the values it needs: defaults, closure, globals of a script."""
+    own = function.__code__
+    closure = [_content(cell) for cell in function.__closure__ or ()]
+    known = [function.__globals__[word] for word in _list_globals(own) if word in function.__globals__]
+    about = function.__defaults__, function.__kwdefaults__, closure, known if _is_loose(function) else ()
+    return _shape(own), about
+
+
 def _walk(components: Iterable[Any]) -> Iterator[Component]:
     for component in components:
         if isinstance(component, Component):
@@ -382,11 +396,8 @@ class _Description:
             return name
         if isinstance(value, type):
             return *name, *map(self.of, value.__bases__), *self._of_members(value)
-        own = value.__code__
-        closure = [_content(cell) for cell in value.__closure__ or ()]
-        known = [value.__globals__[word] for word in _list_globals(own) if word in value.__globals__]
-        about = value.__defaults__, value.__kwdefaults__, closure, known if _is_loose(value) else ()
-        return *name, _shape(own), *map(self.of, about)
+        shape, about = take_apart(value)
+        return *name, shape, *map(self.of, about)
 
     def _of_members(self, cls: type) -> Iterator[Any]:
         # the values of options are the component's own

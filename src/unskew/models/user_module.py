@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from unskew.base import seeds
+from unskew.base.contents import Contents
 from unskew.base.errors import InputError
 from unskew.base.plugins import call_object, load_home
 from unskew.base.registry import param
@@ -96,7 +97,7 @@ class GivenModule(Architecture):
 
     kind: str = param(default="", doc="the module's class, for the record")
     head: str = param(default="", doc="name of its last layer")
-    fingerprint: str = param(default="", doc="a hash of its weights, so that other weights are another run")
+    fingerprint: str = param(default="", doc="a hash of its weights and layers, so that others are another run")
 
     @classmethod
     def of(cls, module: nn.Module, head: str = "") -> GivenModule:
@@ -108,14 +109,19 @@ class GivenModule(Architecture):
             digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
         frozen = [name for name, value in module.named_parameters() if not value.requires_grad]
         digest.update(repr(frozen).encode() if frozen else b"")
+        contents = Contents(module)
+        digest.update(contents.text.encode())
         made = cls(kind=type(module).__name__, head=head, fingerprint=digest.hexdigest()[:16])
         # a copy: what the program does with its own later is not the run's
         object.__setattr__(made, "_module", copy_module(made.label, module))
+        object.__setattr__(made, "_used", tuple(contents.used))
         return made
 
     def code_used(self) -> tuple[Any, ...]:
-        """The classes of the module and of its layers."""
-        return tuple({type(layer): None for layer in self._require().modules()})
+        """The classes of the module and of its layers, and what else of the user's these hold."""
+        classes = {type(layer): None for layer in self._require().modules()}
+        held: tuple[Any, ...] = getattr(self, "_used", ())
+        return *classes, *held
 
     def build(self, shape: tuple[int, ...], num_classes: int) -> Model:
         """A copy of the module, its head found and checked."""

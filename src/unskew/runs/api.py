@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from unskew.base.process import default_to_cpu
 from unskew.core.method import Method
 from unskew.data.dataset import Dataset
 from unskew.data.sources import load
@@ -42,6 +43,7 @@ from unskew.runs.weights import read_weights
 log = logging.getLogger(__name__)
 
 
+@default_to_cpu()
 def run(
     method: str | Method = "fedavg",
     *,
@@ -67,6 +69,7 @@ def run(
         return engine.run(to_run(table), place, data_dir=files, dataset=dataset, watch=watcher)
 
 
+@default_to_cpu()
 def resume(
     folder: str | Path,
     *,
@@ -99,6 +102,7 @@ def resume(
         )  # fmt: skip
 
 
+@default_to_cpu()
 def extend(
     folder: str | Path,
     rounds: int,
@@ -129,6 +133,7 @@ def extend(
         )  # fmt: skip
 
 
+@default_to_cpu()
 def open(
     folder: str | Path,
     *,
@@ -150,6 +155,7 @@ def open(
     )
 
 
+@default_to_cpu()
 def compare(
     methods: str | Sequence[str | Method],
     *,
@@ -189,6 +195,7 @@ def compare(
         return comparison.compare(config, fitting, numbers, place, data_dir=files, dataset=loaded, elsewhere=elsewhere)
 
 
+@default_to_cpu()
 def tune(
     methods: str | Sequence[str | Method],
     grid: Mapping[str, Any] | Sequence[str] | str,

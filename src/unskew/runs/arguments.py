@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from unskew.base.errors import InputError
+from unskew.base.registry import Component
 from unskew.base.text import Table, split_list
 from unskew.core.method import Method, methods
 from unskew.core.observer import Observer, as_observer
@@ -119,18 +120,40 @@ def read_options(options: Mapping[str, Any], data: Any, model: Any, head: Any, *
         table["model"] = chosen
     fields = [field.name for field in dataclasses.fields(Run)]
     given: dict[str, str] = {}
+    found: list[tuple[str, Any]] = []
     for name, value in options.items():
         if name in ("plugin", "plugins"):
             continue
-        path = FLAGS.get(name, name)
-        if path in given:
-            raise InputError(f"{path} is given twice, as '{given[path]}' and as '{name}'; give one of them")
-        given[path] = name
         if name not in FLAGS and name.partition(".")[0] not in fields:
             known = [*FLAGS, *(field for field in fields if field not in FLAGS)]
             raise InputError(f"there is no option '{name}'; {suggest(name, known)}")
-        table = override(table, path, to_plain(value))
+        _refuse_inside(name, data, model)
+        path = FLAGS.get(name, name)
+        for part in (path, *(f"{path}.{key}" for key in value)) if isinstance(value, Mapping) else (path,):
+            if part in given:
+                raise InputError(f"{part} is given twice, as '{given[part]}' and as '{name}'; give one of them")
+            given[part] = name
+        found += _open_table(path, to_plain(value))
+    for path, value in sorted(found, key=lambda each: each[0].count(".")):  # what is set inside a whole comes after it
+        table = override(table, path, value)
     return table
+
+
+def _refuse_inside(name: str, data: Any, model: Any) -> None:
+    """Refuses an option of data or a model that were handed over as they are."""
+    if name.startswith("data.") and isinstance(data, Dataset):
+        hint = "give it mean and std itself" if name == "data.normalisation" else "leave it out"
+        raise InputError(f"{name} does nothing for a Dataset that is handed over; {hint}")
+    if name.startswith("model.") and isinstance(model, nn.Module):
+        hint = "say head=..." if name == "model.head" else "leave it out"
+        raise InputError(f"{name} does nothing for an nn.Module that is handed over; {hint}")
+
+
+def _open_table(path: str, value: Any) -> list[tuple[str, Any]]:
+    """A table of plain options, such as `local`, as one after the other, so that it hides none given beside it."""
+    plain = dataclasses.is_dataclass(own := getattr(Run(), path, None)) and not isinstance(own, Component)
+    whole = not plain or not isinstance(value, dict) or not all(isinstance(key, str) for key in value)
+    return [(path, value)] if whole else [(f"{path}.{key}", each) for key, each in value.items()]
 
 
 def _read_plugins(key: str, given: Any) -> list[str]:

@@ -1,0 +1,219 @@
+"""What a tenth trial found of handed-over networks, data and options: another network is another run; one line each."""
+
+import functools
+import subprocess
+import sys
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import unskew
+from unskew.base.errors import InputError
+from unskew.models.user_module import GivenModule
+
+QUICK = {"data": "part(of=digits, train=60, test=20)", "split": "iid", "clients": 3, "rounds": 1}
+
+
+def refused(line, call, *args, **options):
+    with pytest.raises(InputError) as caught:
+        call(*args, **options)
+    assert line in str(caught.value) and "\n" not in str(caught.value), str(caught.value)
+
+
+# ------------------------------------------------------------------------------- what another network is
+
+
+class Scaled(nn.Module):
+    def __init__(self, scale):
+        super().__init__()
+        self.fc = nn.Linear(4, 3)
+        self.scale = scale
+
+    def forward(self, x):
+        return self.fc(x)
+
+
+class Holder:
+    def __init__(self, factor):
+        self.factor = factor
+        self.me = self
+
+
+def with_layer(layer):
+    return nn.Sequential(nn.Linear(4, 6), layer, nn.Linear(6, 3))
+
+
+def with_hook(factor):
+    net = with_layer(nn.ReLU())
+    net.handle = net[0].register_forward_hook(lambda module, given, out: out * factor)
+    return net
+
+
+def with_patched_forward(factor):
+    net = with_layer(nn.ReLU())
+    net[0].forward = lambda x, own=net[0]: nn.functional.linear(x, own.weight, own.bias) * factor
+    return net
+
+
+def with_constant(number):
+    net = with_layer(nn.ReLU())
+    net.register_buffer("constant", torch.tensor(number), persistent=False)
+    return net
+
+
+def with_tied(tied):
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 3))
+    net[1].load_state_dict(net[0].state_dict())
+    if tied:
+        net[1].weight = net[0].weight
+    return net
+
+
+def times(factor):
+    return lambda value: value * factor
+
+
+PAIRS = {
+    "layer": (lambda: with_layer(nn.ReLU()), lambda: with_layer(nn.Tanh())),
+    "dropout": (lambda: with_layer(nn.Dropout(0.1)), lambda: with_layer(nn.Dropout(0.8))),
+    "slope": (lambda: with_layer(nn.LeakyReLU(0.1)), lambda: with_layer(nn.LeakyReLU(0.9))),
+    "momentum": (lambda: with_layer(nn.BatchNorm1d(6)), lambda: with_layer(nn.BatchNorm1d(6, momentum=0.9))),
+    "eps": (lambda: with_layer(nn.BatchNorm1d(6)), lambda: with_layer(nn.BatchNorm1d(6, eps=1.0))),
+    "padding": (lambda: nn.Conv2d(1, 2, 3, padding=1), lambda: nn.Conv2d(1, 2, 3, padding=1, padding_mode="circular")),
+    "hook": (lambda: with_hook(1.0), lambda: with_hook(5.0)),
+    "no hook": (lambda: with_hook(1.0), lambda: with_layer(nn.ReLU())),
+    "forward": (lambda: with_patched_forward(1.0), lambda: with_patched_forward(5.0)),
+    "constant": (lambda: with_constant(1.0), lambda: with_constant(5.0)),
+    "tied": (lambda: with_tied(True), lambda: with_tied(False)),
+    "code": (lambda: Scaled(lambda v: v * 1.0), lambda: Scaled(lambda v: v * 5.0)),
+    "builtin": (lambda: Scaled(torch.relu), lambda: Scaled(torch.tanh)),
+    "function": (lambda: Scaled(nn.functional.relu), lambda: Scaled(nn.functional.gelu)),
+    **{
+        kind: (lambda make=make: Scaled(make(1.0)), lambda make=make: Scaled(make(5.0)))
+        for kind, make in {
+            "number": float,
+            "tensor": torch.tensor,
+            "numpy": np.float64,
+            "array": lambda f: np.array([[f, 2.0]]),
+            "dict": lambda f: {"deep": [{"er": f}]},
+            "ordered": lambda f: OrderedDict(a=f),
+            "set": lambda f: {"a", "b", "c", f},
+            "closure": times,
+            "cached": lambda f: functools.lru_cache(times(f)),
+            "partial": lambda f: functools.partial(torch.mul, f),
+            "object": Holder,
+            "method": lambda f: Holder(f).__init__,
+            "generator": lambda f: torch.Generator().manual_seed(int(f)),
+            "layers in a list": lambda f: [nn.Dropout(f / 10)],
+        }.items()
+    },
+}  # fmt: skip
+
+
+def identify(make):
+    torch.manual_seed(0)
+    return GivenModule.of(make()).fingerprint
+
+
+@pytest.mark.parametrize("one, other", PAIRS.values(), ids=PAIRS)
+def test_another_network_is_another_run_and_the_same_one_the_same(one, other):
+    assert identify(one) == identify(one) != identify(other) == identify(other)
+
+
+def test_what_does_not_matter_does_not_count():
+    assert identify(lambda: with_layer(nn.ReLU()).eval()) == identify(lambda: with_layer(nn.ReLU()))
+
+
+def test_the_same_network_in_another_process():
+    code = (
+        "import sys, importlib; sys.path.insert(0, sys.argv[1]); import torch; from torch import nn\n"
+        "handle = nn.Linear(1, 1).register_forward_hook(print)\n"  # a process counts its hooks
+        "tests = importlib.import_module('test_tenth_trial_models')\n"
+        "print(*(tests.identify(make) for pair in tests.PAIRS.values() for make in pair))\n"
+    )
+    folder = __file__.rpartition("/")[0]
+    env = {"PYTHONHASHSEED": "7", "PYTHONPATH": ":".join(sys.path), "OMP_NUM_THREADS": "1"}
+    said = subprocess.run([sys.executable, "-c", code, folder], env=env, capture_output=True, text=True, check=True)
+    assert said.stdout.split() == [identify(make) for pair in PAIRS.values() for make in pair]
+
+
+def digits_net(activation):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), activation, nn.Linear(8, 10))
+
+
+def test_no_figures_of_another_network(tmp_path):
+    relu, tanh = digits_net(nn.ReLU()), digits_net(nn.Tanh())
+    for net, reused in ((relu, False), (relu, True), (tanh, False)):
+        cell = unskew.compare(["fedavg"], seeds=1, out=tmp_path / "all", model=net, head="3", **QUICK)[0]
+        assert cell.reused == reused
+    out = tmp_path / "one"
+    unskew.run(out=out, model=relu, head="3", **QUICK)
+    unskew.open(out, model=digits_net(nn.ReLU()), head="3").model()
+    for call in (unskew.resume, lambda *given, **more: unskew.open(*given, **more).model()):
+        refused("hand over the module it began with", call, out, model=tanh, head="3")
+
+
+# ------------------------------------------------------------------------------------- options and data
+
+
+def test_an_option_by_keyword_and_in_a_table():
+    for options in (
+        {"lr": 0.1, "local": {"lr": 0.5}},
+        {"local": {"lr": 0.5}, "local.lr": 0.1},
+        {"split.alpha": 0.5, "split": {"name": "dirichlet", "alpha": 1.0}},
+    ):
+        refused("is given twice, as '", unskew.run, **{**QUICK, **options})
+
+
+def test_a_table_beside_an_option_hides_nothing():
+    for options in ({"epochs": 2, "local": {"lr": 0.5}}, {"local": {"lr": 0.5}, "epochs": 2}):
+        run = unskew.run(model="mlp", **QUICK, **options).run
+        assert (run.local.epochs, run.local.lr) == (2, 0.5)
+    split = {**QUICK, "split.alpha": 3.0}
+    del split["split"]
+    assert unskew.run(model="mlp", **split, split="dirichlet(alpha=1.0, min_size=1)").run.split.alpha == 3.0
+
+
+def handed_over():
+    x, y = torch.randint(0, 255, (60, 1, 8, 8)).byte(), torch.arange(60) % 4
+    parts = unskew.Samples(x[:40], y[:40]), unskew.Samples(x[40:], y[40:])
+    return unskew.Dataset("mine", *parts, classes=tuple("abcd"), mean=(0.2,), std=(0.9,))
+
+
+def test_options_of_what_is_handed_over():
+    given = {**QUICK, "data": handed_over()}
+    line = "data.normalisation does nothing for a Dataset that is handed over; give it mean and std itself"
+    refused(line, unskew.run, **given, **{"data.normalisation": "half"})
+    refused("data.fingerprint does nothing", unskew.run, **given, **{"data.fingerprint": "x"})
+    net = digits_net(nn.ReLU())
+    refused("model.head does nothing for an nn.Module", unskew.run, **QUICK, model=net, **{"model.head": "3"})
+
+
+# -------------------------------------------------------------------------------------- torch's defaults
+
+
+def test_defaults_that_a_plugin_sets_do_not_reach_runs(tmp_path):
+    expected = unskew.run(model="mlp", **QUICK).summary["loss"]
+    for name, line in {"dtype": "torch.set_default_dtype(torch.float64)", "place": "torch.set_default_device('meta')",
+                       "graph": "torch.set_grad_enabled(False)"}.items():  # fmt: skip
+        plugin = tmp_path / f"sets_{name}.py"
+        plugin.write_text(f"import torch\n{line}\n")
+        assert unskew.run(model="mlp", plugin=plugin, **QUICK).summary["loss"] == expected
+        assert torch.empty(1).dtype is torch.float32 and torch.empty(1).device.type == "cpu"
+
+
+@pytest.mark.parametrize("set_device", [torch.set_default_device, lambda name: torch.device(name).__enter__()])
+def test_a_default_device_that_the_program_has_set(tmp_path, set_device):
+    expected = unskew.run(model="mlp", **QUICK).summary["loss"]
+    net = digits_net(nn.ReLU())
+    context = set_device("meta")
+    try:
+        assert unskew.run(model="mlp", **QUICK).summary["loss"] == expected
+        unskew.compare(["fedavg"], seeds=1, out=tmp_path / "all", model=net, head="3", **QUICK)
+        assert torch.empty(1).device.type == "meta"  # it is the program's again
+    finally:
+        torch.set_default_device(None) if context is None else torch.device("meta").__exit__(None, None, None)
