@@ -245,6 +245,18 @@ def check_alike(group: str, value: Tree, known: Tree, start: int) -> None:
 
 
 def check_kept(asked: Asked, value: Any) -> Groups:
+    """A client's state after a visit, with its own part of the model where the defaults read it."""
+    kept, c = check_names_kept(asked, value), asked.context
+    if not asked.method.division.by_name or "receive" in asked.own or {"start", "personalise"} <= asked.own:
+        return kept
+    own = set(c.trainable) - asked.method.shared(c, c.initial["model"]).keys()
+    if missing := sorted(own - kept.get("personal", {}).keys()):
+        raise Wrong(f"must return the client's own part of the model in the group 'personal', and forgets "
+                    f"{_list(missing)}; begin with {{**super().keep(c, params), …}}")  # fmt: skip
+    return kept
+
+
+def check_names_kept(asked: Asked, value: Any) -> Groups:
     """A client's state: any groups whose names are free."""
     kept, initial = as_state(value), asked.context.initial["model"]
     for name in kept:
@@ -257,7 +269,7 @@ def check_kept(asked: Asked, value: Any) -> Groups:
 
 def check_first_state(asked: Asked, value: Any) -> Groups:
     """The same before the first visit, when nothing can have diverged yet."""
-    kept = check_kept(asked, value)
+    kept = check_names_kept(asked, value)
     for group, own in kept.items():
         for name, tensor in own.items():
             plain = get_unwrapped(tensor) if is_batched(tensor) else tensor

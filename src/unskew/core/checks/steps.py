@@ -104,7 +104,7 @@ def refuse_unused(c: Context, gradient: LocalGradient, params: Tree, batch: Any,
     wanted = [leaves[name] for name in c.trainable]
     drawn = seeds.layer_stream().get_state()
     with torch.enable_grad(), seeds.preserve_global_generator():  # the step itself must not notice
-        value = owner.loss(_beside(c), leaves, batch)
+        value = owner.loss(beside(c), leaves, batch)
     seeds.layer_stream().set_state(drawn)
     found = torch.autograd.grad(value, wanted, allow_unused=True) if value.requires_grad else ()
     if all(grad is None for grad in found):
@@ -126,7 +126,7 @@ def refuse_spoilt(c: Context, gradient: LocalGradient, params: Tree, batch: Any,
         return
     drawn = seeds.layer_stream().get_state()
     with seeds.preserve_global_generator():  # the step itself must not notice
-        found = _find_spoilt(owner, _beside(c), params, batch)
+        found = _find_spoilt(owner, beside(c), params, batch)
     seeds.layer_stream().set_state(drawn)
     if found is not None and _is_theirs(*found[:2]):
         raise Fault(*found)
@@ -173,7 +173,7 @@ def _has_graph(value: Tensor) -> bool:
     return (get_unwrapped(value) if is_batched(value) else value).requires_grad
 
 
-def _beside(c: Any) -> Any:
+def beside(c: Any) -> Any:
     """The same visit, of which nothing is counted and whose BatchNorm statistics are a copy."""
     beside = c.aside()
     return beside.with_buffers(c.buffers) if hasattr(c, "with_buffers") else beside
