@@ -107,3 +107,64 @@ def test_a_wrapper_leaves_the_method_inside_as_it_is():
 
     with pytest.raises(SlotError, match=r"tt_writes.update changes fedadam.server_lr in place"):
         play(method=wrapper("tt_writes", "fedadam", update=update))
+
+
+# ---------------------------------------------------------------------------------------- numbers that are not finite
+
+
+def test_a_publish_that_gives_nan_is_a_fault(tmp_path):
+    def publish(self, s, server):
+        model = tree.scale(server["model"], float("nan") if s.round == 2 else 1.0)
+        return {**server, "model": model}
+
+    with pytest.raises(SlotError, match=r"in round 2: tt_nan.publish gives NaN or infinite numbers \(group 'model'\)"):
+        play(method=method("tt_nan", publish=publish), out=tmp_path / "run")
+    assert not (tmp_path / "run" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("slot", ["predict", "personalise"])
+def test_nan_in_the_tests_points_to_the_slot(slot, caplog):
+    def predict(self, c, params, x):
+        return c.forward(params, x, "eval").logits * float("nan")
+
+    def personalise(self, c):
+        return tree.scale(c.received["model"], float("nan"))
+
+    body = {"predict": predict} if slot == "predict" else {"personalise": personalise, "output": "personal"}
+    result = play(method=method(f"tt_nan_{slot}", **body))
+    assert result.summary["diverged"]
+    assert f"the run diverged; lower lr, or look at tt_nan_{slot}.{slot}" in said(caplog)
+
+
+# -------------------------------------------------------------------------------------- what would have no effect
+
+
+def test_a_note_at_the_server_points_to_the_record():
+    def update(self, s, server, merged):
+        s.diagnostics.note("mine", 1.0)
+        return Method.update(self, s, server, merged)
+
+    with pytest.raises(SlotError, match=r"tt_notes.update notes 'mine' .*s.record\[\"mine\"\]"):
+        play(method=method("tt_notes", update=update))
+
+
+def test_a_server_may_take_gradients_of_its_own():
+    def update(self, s, server, merged):
+        s.aside().diagnostics.note("mine", 1.0)
+        s.diagnostics.note("train_loss", 1.0)  # as Method.gradient does
+        return Method.update(self, s, server, merged)
+
+    play(method=method("tt_trains", update=update))
+
+
+@pytest.mark.parametrize("executor", ["serial", "stacked"])
+def test_a_loss_that_writes_to_parameters_later_is_found(executor):
+    def loss(self, c, params, batch):
+        if c.step == 3:
+            with torch.no_grad():
+                params["head.bias"].mul_(0.5)
+        return Method.loss(self, c, params, batch)
+
+    name = method(f"tt_writes_{executor}", loss=loss)
+    with pytest.raises(SlotError, match=rf'{name}.loss changes params\["head.bias"\] in place'):
+        play(method=name, batch=64, executor=executor)

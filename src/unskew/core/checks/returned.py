@@ -211,6 +211,9 @@ def check_published(asked: Asked, value: Any) -> Groups:
         raise Wrong(f"must return 'buffers' beside 'model': BatchNorm's statistics; got {_list(found)}")
     for group in ("model", "buffers"):
         fit(found[group], initial[group], f"'{group}'")
+        made = [value for name, value in found[group].items() if value is not asked.server.get(group, {}).get(name)]
+        if not all(bool(torch.isfinite(value).all()) for value in made):  # those of the server's state are
+            raise Wrong(f"gives NaN or infinite numbers (group '{group}')")
     return found
 
 
@@ -436,6 +439,16 @@ def _is_own_gradient(gradient: Any) -> bool:
     owner = getattr(gradient, "__self__", None)
     own = owner is not None and getattr(owner, "gradient", None) == gradient
     return own and gradient.__module__.partition(".")[0] != "unskew"
+
+
+class ServerDiagnostics(Diagnostics):
+    """Those of the server's own context, which no row holds; what `aside` counts is the slot's to read."""
+
+    def note(self, name: str, value: Tensor | float) -> None:
+        """Refuses what would go nowhere; the loss is noted by whoever takes a gradient."""
+        if name != "train_loss":
+            raise Fault(None, "", f"notes '{name}' at the server, where s.diagnostics is not recorded; write "
+                        f's.record["{name}"] = …')  # fmt: skip
 
 
 class CheckedDiagnostics(Diagnostics):

@@ -39,6 +39,17 @@ def hold_step(params: Tree, batch: Any, closely: bool = True) -> Guard:
     return guard
 
 
+def read_versions(params: Tree) -> list[int]:
+    """How often each parameter was changed in place so far: cheap enough to ask in every step."""
+    return [(get_unwrapped(value) if is_batched(value) else value)._version for value in params.values()]
+
+
+def find_written(params: Tree, before: list[int]) -> str | None:
+    """The first parameter that was changed in place since; None if none was."""
+    now = zip(params, read_versions(params), before, strict=False)
+    return next((f'params["{name}"]' for name, version, known in now if version != known), None)
+
+
 def hold_output(c: Context, out: Output) -> Guard:
     """Holds what a pass gave: criterion and terms read it one after the other."""
     alone = not is_batched(out.logits)  # in a stack torch itself refuses what its counter would not notice
