@@ -224,7 +224,8 @@ def compose(recipe):
     slots = {
         name: body for make in (_server, _client, _loss, _training, _replies, _tests) for name, body in make(recipe)
     }
-    declared = {"personal": recipe.personal, "frozen": recipe.frozen, "output": recipe.output}
+    output = "both" if recipe.personal and recipe.output == "global" else recipe.output  # else it may be refused
+    declared = {"personal": recipe.personal, "frozen": recipe.frozen, "output": output}
     if recipe.extra != "none":
         name = "summed" if recipe.extra == "delta" else "extra"
         declared["reducers"] = {**Method.reducers, name: REDUCERS[recipe.extra]}

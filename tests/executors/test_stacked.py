@@ -190,6 +190,7 @@ class OwnHead(Method):
     """Clients remember their head from the first visit on."""
 
     personal = ("head.*",)
+    output = "personal"
 
 
 @methods.register("test_stacked_two_loops")

@@ -156,4 +156,4 @@ def describe_figures(figures: Mapping[str, float | None]) -> dict[str, str]:
 def _explain_divergence(summary: Row) -> str:
     where = f"in round {summary['diverged_in']}" if summary.get("diverged_in") else "in some round"
     why = summary.get("stopped") or "no client sent finite numbers, or a loss in the tests is not finite"
-    return f"{where}: {why}; lower lr"
+    return f"{where}: {why}; lower lr, or see the warnings"

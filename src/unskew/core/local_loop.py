@@ -14,7 +14,7 @@ from unskew.base.torch_private import add_in_place, add_lists, run_backward, sca
 from unskew.base.tree import Groups, Tree
 from unskew.core.checks.faults import Fault
 from unskew.core.checks.returned import check_direction, check_loss, refuse_detached
-from unskew.core.checks.steps import hold_step, refuse_change, refuse_spoilt, refuse_unused
+from unskew.core.checks.steps import find_written, hold_step, read_versions, refuse_change, refuse_spoilt, refuse_unused
 from unskew.core.checks.watching import show
 from unskew.core.optimisers import advance, begin, clip
 
@@ -59,14 +59,16 @@ def step_gradient(c: Context, gradient: LocalGradient, params: Tree, batch: Any)
 
 
 def _ask_gradient(c: Context, gradient: LocalGradient, params: Tree, batch: Any) -> Tree:
-    """The direction: its shapes are looked at in every step; in the first one also what it changes and depends on."""
+    """The direction: its shapes and that parameters stay are looked at in every step; in the first one also the rest."""
     if not c.guarded:
         return gradient(c, params, batch)
     guard = hold_step(params, batch, c.closely) if c.diagnostics.steps == 1 else None
+    versions = read_versions(params)
     try:
         grads = gradient(c, params, batch)
     finally:  # also where autograd fails because of it
-        if guard is not None and (changed := guard.find_change()) is not None:
+        changed = find_written(params, versions) if guard is None else guard.find_change()
+        if changed is not None:
             refuse_change(c, gradient, params, batch, changed)
     check_direction(gradient, grads, params, c.trainable)
     if guard is not None:

@@ -111,10 +111,10 @@ class Task:
         return not self.own_slots.isdisjoint({"keep", "weight"})
 
     @cached_property
-    def foreign_parts(self) -> tuple[Component, ...]:
-        """Methods and terms from outside the package: frozen, so that nothing may be kept in them."""
+    def watched_parts(self) -> tuple[Component, ...]:
+        """Methods and terms that nothing may be kept in, where any is from outside the package: it reaches the rest."""
         parts = (*walk_nested(self.method), *self.method.used_terms(), *self._optimiser)
-        return tuple(part for part in parts if is_foreign([part]))
+        return parts if is_foreign(parts) else ()
 
     @property
     def _optimiser(self) -> tuple[Optimiser, ...]:

@@ -29,7 +29,7 @@ from unskew.base.tree import Groups, Tree
 from unskew.core.checks.asking import Slots, hold, refuse_unusable, refuse_unused_terms, take_slots
 from unskew.core.checks.faults import Fault
 from unskew.core.checks.guard import Guard
-from unskew.core.checks.returned import CheckedDiagnostics
+from unskew.core.checks.returned import CheckedDiagnostics, ServerDiagnostics
 from unskew.core.checks.watching import DRAWS, is_foreign, show
 from unskew.core.context import STATISTICS, ClientContext, Context, Diagnostics, Fixed, Outcome, ServerContext, Steps
 from unskew.core.jobs import PREVIOUS, WIRE, Job, Reply, Wire, split_state
@@ -299,7 +299,8 @@ def server_context(
     own = task.steps.copy((server or task.initial).get("buffers", {}))
     return _pick_blank(task, ServerContext).with_fields(
         **_fields_of_round(task, round_, own, task.buffer_policy != "average", task.steps), cohort=cohort, record={},
-        diagnostics=Diagnostics(), per_client=PerClient(task.server_store, round_, clients=task.num_clients),
+        diagnostics=ServerDiagnostics() if task.guarded_slots else Diagnostics(),
+        per_client=PerClient(task.server_store, round_, clients=task.num_clients),
     )  # fmt: skip
 
 

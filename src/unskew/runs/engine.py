@@ -20,10 +20,12 @@ from unskew.base.process import prepare_process
 from unskew.base.tree import Groups
 from unskew.core.checks.asking import ask_server
 from unskew.core.checks.faults import is_spoilt, naming
+from unskew.core.checks.watching import is_foreign
 from unskew.core.jobs import Executor
 from unskew.core.observer import Observer, as_observer, show_row
 from unskew.core.profile import Profile, charge_each, open_part
 from unskew.core.round_loop import Round, find_failure, rounds
+from unskew.core.slots import owner_of
 from unskew.core.task import Task
 from unskew.data.dataset import Dataset
 from unskew.data.files.download import Progress
@@ -280,6 +282,12 @@ def _explain_no_checkpoint(folder: RunFolder) -> str:
         f"{folder.path} is finished, but its checkpoint, which holds the models, is gone; restore it, or remove "
         f"summary.json, then 'unskew resume {folder.path}' runs the rounds again"
     )
+
+
+def _find_tested(task: Task) -> str:
+    """The slots from outside the package that make what is tested."""
+    owners = {slot: owner_of(task.method, slot) for slot in ("personalise", "predict") if slot in task.guarded_slots}
+    return " and ".join(f"{owner.name}.{slot}" for slot, owner in owners.items() if is_foreign([owner]))
 
 
 def _identify(config: Run, task: Task) -> checkpoint.Identity:
@@ -577,6 +585,8 @@ class _Loop:
             unused = "no client's reply could be used, so the model stays as it is"
             why = unused if nobody else "a loss in the tests is not finite"
             remedy = "lower lr" if not faults or "NaN" in faults else "look at the method's weight(c, params)"
+            if not nobody and (own := _find_tested(self.task)):
+                remedy = f"lower lr, or look at {own}"
             log.warning("round %d: %s: the run diverged; %s (later rounds only in rounds.jsonl)", number, why, remedy)
 
     def _evaluate(self, done: Round, executor: Executor) -> tuple[Row, list[Row]]:

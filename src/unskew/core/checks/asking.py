@@ -16,6 +16,7 @@ from unskew.base.errors import InputError, SlotError, is_from_signal
 from unskew.base.tree import Groups, Tree
 from unskew.core.checks.faults import CAUGHT, Fault, server_error
 from unskew.core.checks.guard import Guard
+from unskew.core.checks.handing import READERS, refuse_left_out
 from unskew.core.checks.returned import CHECKS, Asked, Wrong
 from unskew.core.checks.watching import AT_CLIENT, AT_SERVER, CHANGES, call_watched, hold_visit, is_foreign
 from unskew.core.context import ClientContext, ServerContext
@@ -59,7 +60,9 @@ class Guarded:
         if slot == "predict":
             return self._ask_for_scores(c, *args)
         value = _call(task, slot, getattr(task.method, slot), (c, *args), guard)
-        return _check(task, slot, Asked(task.method, task.own_slots, c, {}), value, *args[1:])
+        found = _check(task, slot, Asked(task.method, task.own_slots, c, {}), value, *args[1:])
+        _compare_with_inner(task, slot, (c, *args), found)
+        return found
 
     def _ask_for_scores(self, c: ClientContext, params: Tree, x: Tensor) -> Any:
         """Scores of a batch, which may be a part of the user's own data set: the slot gets a copy."""
@@ -82,7 +85,7 @@ class Guarded:
     def _hold(self, c: ClientContext) -> Guard:
         """The visit's tensors as they are now; the first visit of a kind in a process is looked at closely."""
         deep = self._task.is_first(f"{self._kind} {type(c).__name__}")
-        self._guard = guard = Guard(deep, self._task.foreign_parts)
+        self._guard = guard = Guard(deep, self._task.watched_parts)
         hold_visit(guard, c)
         for what, made in self._made:
             guard.hold(what, made)
@@ -98,12 +101,14 @@ def ask_server(
         function = getattr(task.method, slot)
         if slot not in task.guarded_slots:
             return function(*given)
-        guard = Guard(task.is_first(slot), task.foreign_parts)
+        guard = Guard(task.is_first(slot), task.watched_parts)
         guard.hold("server", server or {})
         guard.hold("s.initial", s.initial)
         s.per_client.watch(guard.hold)
         value = _call(task, slot, function, given, guard)
-        return _check(task, slot, Asked(task.method, task.own_slots, s, server or {}), value)
+        found = _check(task, slot, Asked(task.method, task.own_slots, s, server or {}), value)
+        _compare_with_inner(task, slot, given, found)
+        return found
     except (InputError, SlotError):
         raise
     except CAUGHT as error:
@@ -114,7 +119,7 @@ def ask_server(
 
 def ask_weigh(task: Task, s: ServerContext, replies: Sequence[Reply]) -> Any:
     """What a method's own rule says of the round's replies, which it only reads."""
-    guard = Guard(task.is_first("weigh"), task.foreign_parts)
+    guard = Guard(task.is_first("weigh"), task.watched_parts)
     for reply in replies:
         if isinstance(reply.groups, dict):  # not those that wait on disk
             guard.hold(f"the reply of client {reply.client}", reply.groups)
@@ -155,6 +160,12 @@ def _check(task: Task, slot: str, asked: Asked, value: Any, *more: Any) -> Any:
         return CHECKS[slot](asked, value, *more)
     except Wrong as wrong:
         raise Fault(owner_of(task.method, slot), slot, str(wrong)) from None
+
+
+def _compare_with_inner(task: Task, slot: str, given: tuple[Any, ...], found: Any) -> None:
+    """Looks for what a user's wrapper left out; of what clients keep in every visit, as nothing would ever miss it."""
+    if slot == "keep" or (slot in READERS and task.is_first(f"hand on {slot}")):
+        refuse_left_out(task.method, slot, given, found)
 
 
 USABLE = "0 or from 1e-30 to 1e30"

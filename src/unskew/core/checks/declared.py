@@ -16,7 +16,7 @@ from unskew.base.naming import find_near, is_class_var, is_deliberate, is_helper
 from unskew.base.once import warn_once
 from unskew.core.division import Division
 from unskew.core.reducers import check_reducers
-from unskew.core.slots import DECLARATIONS, NAMES, SLOTS
+from unskew.core.slots import DECLARATIONS, NAMES, SLOTS, overrides
 
 if TYPE_CHECKING:
     from unskew.core.method import Method
@@ -155,6 +155,25 @@ def check_idle(method: Method) -> None:
         if not isinstance(method, Wrapper):
             raise InputError(f"{method.name}.{slot} would never be called: {why}")
         warn_once(log, f"{method.name}.{slot} is not called around {method.inner}: {why}")
+
+
+_SERVER_MAKES = ("digest", "update", "publish")
+"""Slots with which a server can make every part of its model."""
+
+
+def check_output(method: Method) -> None:
+    """Refuses to report a global model of which clients keep a part, so that it stays as it was initialised."""
+    from unskew.core.wrapper import walk_nested  # which needs this file
+
+    if method.output == "personal" or any(overrides(method, slot) for slot in _SERVER_MAKES):
+        return
+    for nested in walk_nested(method):
+        own = [pattern for pattern in nested.personal if pattern not in nested.frozen]
+        if own and nested.output == "global":
+            raise InputError(
+                f"{nested.name}: nobody trains {', '.join(own)} of the global model that it reports, as each client "
+                'keeps its own (personal); declare output = "personal", or "both" if the server trains that part itself'
+            )
 
 
 def _judge(name: str, value: Any) -> str | None:

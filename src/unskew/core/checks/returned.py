@@ -211,6 +211,9 @@ def check_published(asked: Asked, value: Any) -> Groups:
         raise Wrong(f"must return 'buffers' beside 'model': BatchNorm's statistics; got {_list(found)}")
     for group in ("model", "buffers"):
         fit(found[group], initial[group], f"'{group}'")
+        made = [value for name, value in found[group].items() if value is not asked.server.get(group, {}).get(name)]
+        if not all(bool(torch.isfinite(value).all()) for value in made):  # those of the server's state are
+            raise Wrong(f"gives NaN or infinite numbers (group '{group}')")
     return found
 
 
@@ -245,6 +248,18 @@ def check_alike(group: str, value: Tree, known: Tree, start: int) -> None:
 
 
 def check_kept(asked: Asked, value: Any) -> Groups:
+    """A client's state after a visit, with its own part of the model where the defaults read it."""
+    kept, c = check_names_kept(asked, value), asked.context
+    if not asked.method.division.by_name or "receive" in asked.own or {"start", "personalise"} <= asked.own:
+        return kept
+    own = set(c.trainable) - asked.method.shared(c, c.initial["model"]).keys()
+    if missing := sorted(own - kept.get("personal", {}).keys()):
+        raise Wrong(f"must return the client's own part of the model in the group 'personal', and forgets "
+                    f"{_list(missing)}; begin with {{**super().keep(c, params), …}}")  # fmt: skip
+    return kept
+
+
+def check_names_kept(asked: Asked, value: Any) -> Groups:
     """A client's state: any groups whose names are free."""
     kept, initial = as_state(value), asked.context.initial["model"]
     for name in kept:
@@ -257,7 +272,7 @@ def check_kept(asked: Asked, value: Any) -> Groups:
 
 def check_first_state(asked: Asked, value: Any) -> Groups:
     """The same before the first visit, when nothing can have diverged yet."""
-    kept = check_kept(asked, value)
+    kept = check_names_kept(asked, value)
     for group, own in kept.items():
         for name, tensor in own.items():
             plain = get_unwrapped(tensor) if is_batched(tensor) else tensor
@@ -424,6 +439,16 @@ def _is_own_gradient(gradient: Any) -> bool:
     owner = getattr(gradient, "__self__", None)
     own = owner is not None and getattr(owner, "gradient", None) == gradient
     return own and gradient.__module__.partition(".")[0] != "unskew"
+
+
+class ServerDiagnostics(Diagnostics):
+    """Those of the server's own context, which no row holds; what `aside` counts is the slot's to read."""
+
+    def note(self, name: str, value: Tensor | float) -> None:
+        """Refuses what would go nowhere; the loss is noted by whoever takes a gradient."""
+        if name != "train_loss":
+            raise Fault(None, "", f"notes '{name}' at the server, where s.diagnostics is not recorded; write "
+                        f's.record["{name}"] = …')  # fmt: skip
 
 
 class CheckedDiagnostics(Diagnostics):

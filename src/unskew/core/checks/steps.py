@@ -39,6 +39,17 @@ def hold_step(params: Tree, batch: Any, closely: bool = True) -> Guard:
     return guard
 
 
+def read_versions(params: Tree) -> list[int]:
+    """How often each parameter was changed in place so far: cheap enough to ask in every step."""
+    return [(get_unwrapped(value) if is_batched(value) else value)._version for value in params.values()]
+
+
+def find_written(params: Tree, before: list[int]) -> str | None:
+    """The first parameter that was changed in place since; None if none was."""
+    now = zip(params, read_versions(params), before, strict=False)
+    return next((f'params["{name}"]' for name, version, known in now if version != known), None)
+
+
 def hold_output(c: Context, out: Output) -> Guard:
     """Holds what a pass gave: criterion and terms read it one after the other."""
     alone = not is_batched(out.logits)  # in a stack torch itself refuses what its counter would not notice
@@ -104,7 +115,7 @@ def refuse_unused(c: Context, gradient: LocalGradient, params: Tree, batch: Any,
     wanted = [leaves[name] for name in c.trainable]
     drawn = seeds.layer_stream().get_state()
     with torch.enable_grad(), seeds.preserve_global_generator():  # the step itself must not notice
-        value = owner.loss(_beside(c), leaves, batch)
+        value = owner.loss(beside(c), leaves, batch)
     seeds.layer_stream().set_state(drawn)
     found = torch.autograd.grad(value, wanted, allow_unused=True) if value.requires_grad else ()
     if all(grad is None for grad in found):
@@ -126,7 +137,7 @@ def refuse_spoilt(c: Context, gradient: LocalGradient, params: Tree, batch: Any,
         return
     drawn = seeds.layer_stream().get_state()
     with seeds.preserve_global_generator():  # the step itself must not notice
-        found = _find_spoilt(owner, _beside(c), params, batch)
+        found = _find_spoilt(owner, beside(c), params, batch)
     seeds.layer_stream().set_state(drawn)
     if found is not None and _is_theirs(*found[:2]):
         raise Fault(*found)
@@ -173,7 +184,7 @@ def _has_graph(value: Tensor) -> bool:
     return (get_unwrapped(value) if is_batched(value) else value).requires_grad
 
 
-def _beside(c: Any) -> Any:
+def beside(c: Any) -> Any:
     """The same visit, of which nothing is counted and whose BatchNorm statistics are a copy."""
     beside = c.aside()
     return beside.with_buffers(c.buffers) if hasattr(c, "with_buffers") else beside
