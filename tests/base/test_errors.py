@@ -18,6 +18,7 @@ from unskew.executors.stacked.lanes import NotStackable
 from unskew.measures.base import Absent
 from unskew.runs.checkpoint import _OtherRun
 from unskew.runs.folder import ChangedOptions, EditedRun
+from unskew.runs.side_by_side import Died
 
 CLIENT = ClientError(3, 2, "ValueError: no luck", "Traceback …", method="fedavg", slot="loss", spoilt=True)
 CLIENT.folder = "runs/x"
@@ -26,6 +27,7 @@ MADE = [
     CLIENT, SLOT, InputError("a\nb"), DeclarationError("c"), Fault(None, "loss", "fails"), Wrong("w"), Absent("a"),
     NotStackable("n"), TransferError("t"), _OtherRun("o"), EditedRun("e"),
     ChangedOptions("c"), Raised("r"), Detached(None, "", "d"), Refused("r"), TooFewAnswers("t"),
+    Died("d"),
 ]  # fmt: skip
 
 
@@ -41,11 +43,14 @@ def test_none_is_forgotten():
             try:
                 importlib.import_module(module.name)
             except ModuleNotFoundError as error:  # an extra that is not installed here
-                assert (error.name or "").partition(".")[0] in ("flwr", "ray", "cryptography"), error
+                assert (error.name or "").partition(".")[0] in ("flwr", "ray", "cryptography", "httpx", "uvicorn"), (
+                    error
+                )
     known, found = {type(error) for error in MADE}, set()
     waiting = [Exception]
     while waiting:
         kind = waiting.pop()
         waiting += kind.__subclasses__() if kind is not type else []
         found |= {kind} if kind.__module__.startswith("unskew.") else set()
-    assert {kind.__name__ for kind in found - known} <= {"Portable"}
+    # a request that a deployment's door refuses is answered where it was raised
+    assert {kind.__name__ for kind in found - known} <= {"Portable", "_Refused"}

@@ -121,7 +121,7 @@ class GivenModule(Architecture):
         """The classes of the module and of its layers, and what else of the user's these hold."""
         classes = {type(layer): None for layer in self._require().modules()}
         held: tuple[Any, ...] = getattr(self, "_used", ())
-        return *classes, *held
+        return *classes, *(each for each in held if not any(each is known for known in classes))
 
     def build(self, shape: tuple[int, ...], num_classes: int) -> Model:
         """A copy of the module, its head found and checked."""

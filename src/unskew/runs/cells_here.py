@@ -31,7 +31,7 @@ from unskew.core.device import Device
 from unskew.executors.pool.forked import Forked, die_with
 from unskew.runs import engine
 from unskew.runs.comparison import Announce, Elsewhere, Place, run_cell
-from unskew.runs.folder import Row
+from unskew.runs.folder import Row, RunFolder
 from unskew.runs.sections import Execution
 from unskew.runs.side_by_side import Died, Ended, find_unfinished, play_cells, without_processes
 
@@ -91,8 +91,10 @@ def run_side_by_side(jobs: int, tell: Callable[[str], None] = log.info) -> Elsew
     """Who plays so many cells at a time on this machine; None: nobody, one after the other is done by the caller."""
 
     def play(places: Sequence[Place], announce: Announce | None) -> None:
-        number = min(jobs, len(find_unfinished(places)))
+        waiting = find_unfinished(places)
+        number = min(jobs, len(waiting))
         if number > 1:  # a single one needs no process of its own
+            RunFolder(next(iter(waiting.values())).path).check_place()  # before anything is said
             tell(f"{number} runs side by side, one thread each (--jobs 1: one after the other)")
             play_here(places, number, announce)
 

@@ -70,13 +70,20 @@ class RunFolder:
     def create(self, run: Run) -> None:
         """Makes a new folder that holds the resolved run; a folder with anything in it is refused."""
         self.check_free()
+        self._make(self.place)
+        self.write_run(run)
+
+    def check_place(self) -> None:
+        """An error unless there can be a folder in its place, whose parents are made."""
+        self._make(self.place.parent)
+
+    def _make(self, place: Path) -> None:
         try:
-            self.place.mkdir(parents=True, exist_ok=True)
+            place.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             let_pass(error)
             reason = error.strerror or error
             raise InputError(f"cannot create the run folder {self.path}: {reason}; choose another --out") from None
-        self.write_run(run)
 
     def write_run(self, run: Run) -> None:
         """The resolved run."""
