@@ -93,7 +93,7 @@ def compare(
     if reused and not quiet:
         note(f"{reused} of {len(cells)} runs were finished already and were not run again")
     result = comparison_table(cells, make_title(shown, len(numbers)), metric, wanted.notes, more)
-    publish(result, cells, shown, data, given, "json" if as_json else form)
+    publish(result, cells, shown, data, out, given, "json" if as_json else form)
 
 
 def publish(
@@ -101,12 +101,15 @@ def publish(
     cells: Sequence[CellResult],
     shown: Run,
     data: Dataset,
+    out: Path,
     given: Path,
     form: Format | None,
     more: Mapping[str, str] | None = None,
 ) -> None:
-    """Writes a comparison's files into its folder and prints its table; `more`: other files, by name."""
-    out = given.absolute()
+    """Writes a comparison's files into its folder and prints its table; `more`: other files, by name.
+
+    `given`: the folder as the user named it, for messages.
+    """
     with writing_place(out) as made:
         for kind, suffix in SUFFIX.items():
             (made / f"table.{suffix}").write_text(render(result, kind), encoding="utf-8")

@@ -92,7 +92,7 @@ def tune(
         cells = tuning.compare_tuned(plan, tuned, data, place, announcer, elsewhere)
     result = table(tuning.Tuning(trials, tuned, cells, notes), make_title(shown, len(numbers)), metric)
     names = write_run_files(tuned, place)
-    publish(result, cells, shown, data, given, "json" if as_json else form, render_trials(trials, tuned))
+    publish(result, cells, shown, data, place, given, "json" if as_json else form, render_trials(trials, tuned))
     if not quiet:
         note(f"the chosen settings as run files: {', '.join(str(given / name) for name in names)}")
 
