@@ -241,11 +241,13 @@ def test_a_client_that_there_is():
 
 def test_what_an_opened_run_is_to_be_handed(tmp_path):
     unskew.run(out=tmp_path / "run", **{**QUICK, "data": handed_over()}, model=digits_net(nn.ReLU()), head="3")
-    refused("with data=... of unskew.resume or unskew.open", lambda: unskew.open(tmp_path / "run").data)
-    refused("of unskew.resume or unskew.open", unskew.open(tmp_path / "run", data=handed_over()).model)
+    without_data = unskew.open(tmp_path / "run", model=digits_net(nn.ReLU()), head="3")
+    refused("with data=... of unskew.resume or unskew.open", without_data.model)
+    without_model = unskew.open(tmp_path / "run", data=handed_over())
+    refused("with model=... and head=... of unskew.resume or unskew.open", without_model.model)
 
 
-def test_the_help_offers_what_is_taken():
-    shown = subprocess.run([sys.executable, "-m", "unskew", "run", "--help"], capture_output=True, text=True,
-                           env={"PYTHONPATH": ":".join(sys.path), "COLUMNS": "300"}, check=True).stdout  # fmt: skip
+def test_the_help_offers_what_is_taken(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
+    shown = CliRunner().invoke(app, ["run", "--help"]).output
     assert "(average | local | reset)" in shown and "(none | proportional | common | holdout)" in shown
