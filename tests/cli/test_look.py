@@ -156,7 +156,7 @@ REFUSED = {
     "plot kind": ("plot {runs} -o x.gif", "--out expects the name of a .png, .pdf, .svg file, got 'x.gif'"),
     "plot place": ("plot {runs} -o {tmp}/none/x.png", "cannot write"),
     "export kind": ("export {runs}/avg -o x.bin", "--out expects the name of a .safetensors, .pt2, .onnx file"),
-    "export personal": ("export {runs}/deep/per -o {tmp}/x.pt2", "such as that of client 7: --client 7"),
+    "export personal": ("export {runs}/deep/per -o {tmp}/x.pt2", "such as that of client 0: --client 0"),
     "predict personal": ("predict {runs}/deep/per", "fedper gives every client a model of its own"),
     "predict both": ("predict {runs}/avg --data digits --inputs x.npy", "both say what to predict"),
     "predict no array": ("predict {runs}/avg --inputs {tmp}/x.npy", "cannot be read as a .npy file"),

@@ -12,6 +12,7 @@ from torch import nn
 
 import unskew
 from unskew.base.errors import InputError
+from unskew.cli import main
 from unskew.models.user_module import GivenModule
 
 QUICK = {"data": "part(of=digits, train=60, test=20)", "split": "iid", "clients": 3, "rounds": 1}
@@ -179,9 +180,9 @@ def test_a_table_beside_an_option_hides_nothing():
 
 
 def handed_over():
-    x, y = torch.randint(0, 255, (60, 1, 8, 8)).byte(), torch.arange(60) % 4
+    x, y = (torch.arange(60 * 64) % 251).byte().reshape(60, 1, 8, 8), torch.arange(60) % 4
     parts = unskew.Samples(x[:40], y[:40]), unskew.Samples(x[40:], y[40:])
-    return unskew.Dataset("mine", *parts, classes=tuple("abcd"), mean=(0.2,), std=(0.9,))
+    return unskew.Dataset("mine", *parts, classes=tuple("abcdefghij"), mean=(0.2,), std=(0.9,))
 
 
 def test_options_of_what_is_handed_over():
@@ -217,3 +218,39 @@ def test_a_default_device_that_the_program_has_set(tmp_path, set_device):
         assert torch.empty(1).device.type == "meta"  # it is the program's again
     finally:
         torch.set_default_device(None) if context is None else torch.device("meta").__exit__(None, None, None)
+
+
+# ------------------------------------------------------------------------------------------------- lines
+
+
+def test_images_without_values(tmp_path):
+    unskew.run(out=tmp_path / "run", model="mlp", **QUICK)
+    run = unskew.open(tmp_path / "run")
+    images = torch.empty(2, 1, 8, 8, device="meta", dtype=run.data.train.x.dtype)
+    for who in (run, run.client(0)):
+        refused("got a tensor on device 'meta', which holds no values", who.predict, images)
+
+
+def test_a_head_that_is_not_there():
+    refused("has no layer 'fc'; say head=\"3\" if that is", unskew.run, model=digits_net(nn.ReLU()), head="fc", **QUICK)
+
+
+def test_a_client_that_there_is():
+    result = unskew.run("fedper", model="mlp", **QUICK)
+    refused("such as that of client 0: --client 0", result.model)
+
+
+def test_what_an_opened_run_is_to_be_handed(tmp_path):
+    unskew.run(out=tmp_path / "run", **{**QUICK, "data": handed_over()}, model=digits_net(nn.ReLU()), head="3")
+    without_data = unskew.open(tmp_path / "run", model=digits_net(nn.ReLU()), head="3")
+    refused("with data=... of unskew.resume or unskew.open", without_data.model)
+    without_model = unskew.open(tmp_path / "run", data=handed_over())
+    refused("with model=... and head=... of unskew.resume or unskew.open", without_model.model)
+
+
+def test_the_help_offers_what_is_taken(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "300")
+    with pytest.raises(SystemExit):
+        main(["run", "--help"])
+    shown = capsys.readouterr().out
+    assert "(average | local | reset)" in shown and "(none | proportional | common | holdout)" in shown

@@ -6,6 +6,7 @@ code and the values they close over, modules of torch layer by layer, all else b
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Iterable, Iterator
 from types import FunctionType, MethodType, ModuleType
@@ -151,6 +152,6 @@ class Contents:
 
 def _describe_tensor(value: Tensor) -> Iterator[Any]:
     yield from (str(value.dtype), tuple(value.shape), value.requires_grad)
-    if value.device.type != "meta":
+    with contextlib.suppress(RuntimeError):  # those without numbers of their own, as on the meta device
         dense = value.detach().cpu().to_dense().resolve_conj().resolve_neg().contiguous()
         yield digest(dense.reshape(-1).view(torch.uint8).numpy().tobytes())

@@ -78,7 +78,9 @@ def _find_parameters(function: Callable[..., Any], without: str) -> list[inspect
 def _make_parameter(flag: str) -> inspect.Parameter:
     option = _find_options()[FLAGS[flag]]
     kind = str if flag in TEXTS else _KINDS.get(option.type, str)
-    choices = f" ({option.type})" if " | " in option.type and kind is str and flag not in ("model", "init") else ""
+    # nothing is what a flag left out means: there is no word for it
+    words = option.type.removesuffix(" | none")
+    choices = f" ({words})" if " | " in words and kind is str and flag not in ("model", "init") else ""
     default = "" if option.default == "none" else f" [default: {option.default}]"
 
     def read(text: str) -> Any:  # a function: older versions of typer want the parser's name

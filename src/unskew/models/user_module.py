@@ -14,6 +14,7 @@ from unskew.base.contents import Contents
 from unskew.base.errors import InputError
 from unskew.base.plugins import call_object, load_home
 from unskew.base.registry import param
+from unskew.base.torch_private import own_parameters
 from unskew.models.base import Architecture, Model, architectures
 from unskew.models.checks import check_module, copy_module, make_example
 
@@ -30,7 +31,9 @@ def split_head(module: nn.Module, head: str | None = None, example: Tensor | Non
     if not head or layer is None:
         children = ", ".join(name for name, _ in module.named_children()) or "none"
         problem = f"has no layer '{head}'" if head else "needs its last layer's name"
-        raise InputError(f'{type(module).__name__} {problem}; say head="fc"; its layers: {children}')
+        trained = [name for name, each in module.named_modules() if name and own_parameters(each)]
+        hint = f'say head="{trained[-1]}" if that is the last' if trained else "put its last layer into an attribute"
+        raise InputError(f"{type(module).__name__} {problem}; {hint}; its layers: {children}")
     parent, _, name = head.rpartition(".")
     setattr(body.get_submodule(parent), name, nn.Identity())
     model = Model(body, layer).train(module.training)
@@ -131,8 +134,8 @@ class GivenModule(Architecture):
         module: nn.Module | None = getattr(self, "_module", None)
         if module is None:
             raise InputError(
-                f"this run's model ({self.kind}) was handed over by a Python program; resume it from Python "
-                "with unskew.resume(folder, model=..., head=...)"
+                f"this run's model ({self.kind}) was handed over by a Python program; hand it over again from Python, "
+                "with model=... and head=... of unskew.resume or unskew.open"
             )
         return module
 

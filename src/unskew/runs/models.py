@@ -121,8 +121,8 @@ class Models:
         if self.task.method.output == "personal":
             raise InputError(
                 f"{self.task.method.name} gives every client a model of its own, and nobody uses the one at the server "
-                "as it is; take a client's, such as that of client 7: --client 7, in Python run.client(7).model() or "
-                "result.client_model(7) (.published holds what the server has)"
+                "as it is; take a client's, such as that of client 0: --client 0, in Python run.client(0).model() or "
+                "result.client_model(0) (.published holds what the server has)"
             )
 
     def _open_global(self, task: Task) -> tuple[ClientContext, Tree]:

@@ -179,7 +179,9 @@ class SavedRun:
         shape = tuple(known.shape[1:])
         if isinstance(images, Samples):
             images = images.x
-        x = images if isinstance(images, Tensor) else np.asarray(images)
+        x = images.detach() if isinstance(images, Tensor) else np.asarray(images)
+        if isinstance(x, Tensor) and x.device.type == "meta":
+            raise InputError("predict: got a tensor on device 'meta', which holds no values; make it on the CPU")
         if tuple(x.shape[1:]) != shape and x.ndim == len(shape) + 1:
             x = to_inputs(x.numpy() if isinstance(x, Tensor) else x, "predict")
         if tuple(x.shape[1:]) != shape:
@@ -194,7 +196,7 @@ class SavedRun:
             found = to_inputs(found.numpy(), "predict")
         if found.is_floating_point() and not torch.isfinite(found).all():
             raise InputError("predict: NaN or infinite values among the images; drop or repair them")
-        return Samples(found, torch.zeros(len(found), dtype=torch.int64))
+        return Samples(found, torch.zeros(len(found), dtype=torch.int64, device=found.device))
 
 
 @dataclass(frozen=True)

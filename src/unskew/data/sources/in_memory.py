@@ -19,6 +19,6 @@ class GivenDataset(Source):
     def load(self, find: Finder) -> Dataset:
         """There is nothing to load: the program must hand the data over again."""
         raise InputError(
-            f"this run's data ({self.kind}) were handed over by a Python program; resume it from Python "
-            "with unskew.resume(folder, data=...)"
+            f"this run's data ({self.kind}) were handed over by a Python program; hand them over again from Python, "
+            "with data=... of unskew.resume or unskew.open"
         )
