@@ -220,7 +220,7 @@ def test_a_weight_that_is_a_boolean_is_told_by_its_type():
     def weight(self, c, params):
         return torch.tensor(True)
 
-    with pytest.raises(SlotError, match=r"a number, or a tensor of one without dimensions, got .* shape \[\] \(bool\)"):
+    with pytest.raises(SlotError, match=r"a number or a tensor of one without dimensions, got .* shape \[\] \(bool\)"):
         play(method=method("tt_weight", weight=weight))
 
 
