@@ -59,7 +59,7 @@ FIGURES = {
     "{'a': torch.tensor(1j)}": r".*'a' .* got a tensor",
     "{'a': {'b': object()}}": r".*'a.b' .* got object",
     "{'a': [1, 'b']}": r".*'a' .* got str 'b'",
-    "{3: 1.0}": r".* names are strings, got the name 3",
+    "{3: 1.0}": r".* names must be strings, got the name 3",
 }
 
 
@@ -302,7 +302,7 @@ ODD = {
     "an odd exception": ("def train(self, c, params):\n        raise type('Odd', (BaseException,), {})('odd')", r"client \d failed in round 1: .*Odd: odd, in mine.train \(mine.py, line \d+\)"),
     "the end of a generator": ("def train(self, c, params):\n        raise GeneratorExit", r"client \d failed in round 1: .*GeneratorExit, in mine.train"),
     "no text": ("def train(self, c, params):\n        raise type('Odd', (Exception,), {'__str__': lambda self: 1 / 0})()", r"client \d failed in round 1: Odd: Odd, in mine.train"),
-    "a record that is no JSON": ("def update(self, s, server, merged):\n        s.record['a'] = object()\n        return super().update(s, server, merged)", r"the server failed in round 1: mine.update gives a record \(s.record\) in which 'a' is no number, text, list or dict of such: got object"),
+    "a record that is no JSON": ("def update(self, s, server, merged):\n        s.record['a'] = object()\n        return super().update(s, server, merged)", r"the server failed in round 1: mine.update gives a record \(s.record\) in which 'a' must be a number, text, list or dict of such, got object"),
     "terms that are none": ("def own_terms(self):\n        pass", r"mine.own_terms must give a tuple of terms, got None"),
     "terms in a list": ("def own_terms(self):\n        return 3", r"mine.own_terms must give a tuple of terms, got 3"),
 }  # fmt: skip

@@ -83,12 +83,10 @@ FAULTS = {
     "draw draws from the global generator of Python": {"draw": draws_python},
     "apply mixes the samples of a batch": {"apply": mixes},
     "apply gives something else for the same draws": {"apply": counts},
-    "apply must return normalised samples, torch.float32 .* got a tensor of shape .*, torch.uint8": {
+    r"apply must return normalised samples, float32 .* got a tensor of shape .* \(uint8\)": {
         "apply": lambda self, x, draws, mean, std: x
     },
-    "apply must return normalised samples, torch.float32 .* got None": {
-        "apply": lambda self, x, draws, mean, std: None
-    },
+    "apply must return normalised samples, float32 .* got None": {"apply": lambda self, x, draws, mean, std: None},
     r"apply must return normalised samples, .*\[64, 64\]": {
         "apply": lambda self, x, draws, mean, std: normalise(x, mean, std).flatten(1)
     },

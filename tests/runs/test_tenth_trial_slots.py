@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from trials import play, register, said
-from unskew import Method, Wrapper, tree
+from unskew import Measure, Method, Wrapper, reducers, tree
+from unskew.base import once
 from unskew.base.errors import InputError, SlotError
 
 HEAD = {"personal": ("head.*",)}
@@ -166,3 +167,75 @@ def test_a_loss_that_writes_to_parameters_later_is_found(executor):
     name = method(f"tt_writes_{executor}", loss=loss)
     with pytest.raises(SlotError, match=rf'{name}.loss changes params\["head.bias"\] in place'):
         play(method=name, batch=64, executor=executor)
+
+
+SILENT = {
+    "correction": (
+        {"correction": lambda self, c, params, batch: None},
+        "{}.correction never returns anything, so that nothing is added to the gradient (is a return missing?)",
+    ),
+    "reducers": (
+        {"survey_reducers": {"counts": reducers.total}},
+        "{} declares survey_reducers and has no survey, so that nothing is sent before training; define survey(c)",
+    ),
+    "survey": (
+        {"survey_reducers": {"counts": reducers.total}, "survey": lambda self, c: {}},
+        "{} has a reducer for 'counts', which no client sent in round 1; they sent nothing",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SILENT)
+def test_slots_without_effect_are_said_once(case, caplog):
+    once.warn_once.cache_clear()
+    body, line = SILENT[case]
+    name = method(f"tt_silent_{case}", **body)
+    play(method=name)
+    assert said(caplog).count(name) == 1 and line.format(name) in said(caplog)
+
+
+def test_a_correction_that_returns_something_now_and_then_is_none_of_these(caplog):
+    def correction(self, c, params, batch):
+        if c.round == 1:
+            return None
+        return tree.zeros_like(tree.select(params, c.trainable))
+
+    play(method=method("tt_sometimes", correction=correction))
+    assert "tt_sometimes" not in said(caplog)
+
+
+# ------------------------------------------------------------------------------------------- lines that say what came
+
+
+@pytest.mark.parametrize("dtype", ["int64", "bool", "complex64"])
+def test_scores_of_another_type_are_told_by_it(dtype):
+    def predict(self, c, params, x):
+        return c.forward(params, x, "eval").logits.to(getattr(torch, dtype))
+
+    with pytest.raises(SlotError, match=rf"a floating tensor of shape .*, got a tensor of shape .* \({dtype}\)"):
+        play(method=method(f"tt_scores_{dtype}", predict=predict))
+
+
+def test_a_weight_that_is_a_boolean_is_told_by_its_type():
+    def weight(self, c, params):
+        return torch.tensor(True)
+
+    with pytest.raises(SlotError, match=r"a number or a tensor of one without dimensions, got .* shape \[\] \(bool\)"):
+        play(method=method("tt_weight", weight=weight))
+
+
+def test_a_measure_that_gives_text_is_told_what_is_expected():
+    def figures(self, look):
+        return {"a": "x"}
+
+    register("measures", "tt_text", Measure, figures=figures)
+    with pytest.raises(SlotError, match=r"gives figures in which 'a' must be a number, None, .* got str 'x'"):
+        play(measure="tt_text")
+
+
+def test_a_reducer_that_compares_from_the_third_dimension_on_is_refused():
+    class Late(reducers.mean):
+        alike = 3
+
+    with pytest.raises(InputError, match=r"Late.alike must be None, 0 .* or 1 .*, got 3"):
+        play(method=method("tt_late", reducers={**Method.reducers, "delta": Late}))

@@ -161,7 +161,7 @@ def test_what_may_differ_may_differ():
     mine = make(upload=upload, reducers={**Method.reducers, **how}, stackable=False)
     assert play(mine).rounds
     Longest.alike = "no"
-    with pytest.raises(InputError, match=r"Longest.alike must be None or the number of a dimension, got 'no'"):
+    with pytest.raises(InputError, match=r"Longest.alike must be None, 0 .* or 1 .*, got 'no'"):
         play(mine)
 
 

@@ -59,7 +59,7 @@ def step_gradient(c: Context, gradient: LocalGradient, params: Tree, batch: Any)
 
 
 def _ask_gradient(c: Context, gradient: LocalGradient, params: Tree, batch: Any) -> Tree:
-    """The direction; its shapes, and that parameters stay, are checked in each step, in the first one also the rest."""
+    """The direction: its shapes are looked at in every step, as are parameters; in the first one also the rest."""
     if not c.guarded:
         return gradient(c, params, batch)
     guard = hold_step(params, batch, c.closely) if c.diagnostics.steps == 1 else None

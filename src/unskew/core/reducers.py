@@ -241,5 +241,6 @@ def check_reducers(method: str, reducers: Reducers) -> None:
             raise InputError(
                 f"{method}: the reducer of '{name}' must be a subclass of unskew.reducers.Reducer, got {kind!r}"
             )
-        if made.alike is not None and (type(made.alike) is not int or made.alike < 0):
-            raise InputError(f"{made.__name__}.alike must be None or the number of a dimension, got {made.alike!r}")
+        if made.alike is not None and (type(made.alike) is not int or made.alike not in (0, 1)):
+            raise InputError(f"{made.__name__}.alike must be None, 0 (shapes are the same) or 1 (but for the first "
+                             f"dimension), got {made.alike!r}")  # fmt: skip

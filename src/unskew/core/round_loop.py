@@ -6,7 +6,7 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -60,6 +60,8 @@ def rounds(task: Task, executor: Executor, store: StateStore, server: Groups, fi
         exchange = _Exchange(task, executor, store, s, server, seen)
         if method.survey_reducers:
             surveyed = exchange.merge("survey", method.survey_reducers)
+            if number == first and "survey" in task.guarded_slots:
+                exchange.warn_unsent(method.survey_reducers, exchange.present)
             if exchange.present:
                 surveyed_by = exchange.seed_layers_for("digest")
                 server = exchange.check("digest", ask_server(task, "digest", surveyed_by, server, surveyed))
@@ -67,7 +69,7 @@ def rounds(task: Task, executor: Executor, store: StateStore, server: Groups, fi
         if not exchange.failed:
             merged = exchange.merge("train", {"buffers": buffers, **method.reducers}, observing)
             if number == first:
-                exchange.warn_unsent(method.reducers)
+                exchange.warn_unsent(method.reducers, exchange.used)
         waited = time.perf_counter() - began
         if exchange.used:
             s = exchange.seed_layers_for("update").with_fields(replied=tuple(exchange.used))
@@ -188,11 +190,11 @@ class _Exchange:
             fault = Fault(owner_of(self.task.method, slot), slot, f"sends NaN or infinite numbers (group '{group}')")
             raise server_error(fault, self.s.round, client) from fault
 
-    def warn_unsent(self, reducers: Reducers) -> None:
+    def warn_unsent(self, reducers: Reducers, senders: Collection[int]) -> None:
         """Says which groups a method merges though nobody sends them, but for those that every method merges."""
         read = {how[0] if isinstance(how, tuple) else name for name, how in reducers.items()}
         missing = sorted(read - self._sent - {"delta", "buffers"})
-        if self.used and missing:
+        if senders and missing:
             log.warning(
                 "%s has a reducer for '%s', which no client sent in round %d; they sent %s",
                 self.task.method.name, missing[0], self.s.round, ", ".join(sorted(self._sent)) or "nothing",

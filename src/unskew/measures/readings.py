@@ -17,4 +17,4 @@ def read_figures(measure: Measure, hook: str, given: Any) -> Figures:
     try:
         return to_plain(given, "number, None, list or dict of such")
     except Wrong as wrong:
-        raise Fault(measure, hook, f"must return figures {wrong}") from None
+        raise Fault(measure, hook, f"gives figures {wrong}") from None

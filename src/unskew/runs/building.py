@@ -17,7 +17,7 @@ from unskew.base.process import count_cores, hold_process
 from unskew.base.registry import to_table
 from unskew.base.text import count_of
 from unskew.base.tree import settle
-from unskew.core.checks.declared import check_declarations, check_idle, check_output, check_patterns
+from unskew.core.checks.declared import check_declarations, check_idle, check_output, check_patterns, warn_silent
 from unskew.core.checks.faults import Fault, naming
 from unskew.core.checks.returned import describe
 from unskew.core.checks.watching import is_foreign
@@ -290,6 +290,7 @@ def check_method(config: Run) -> Chain | None:
         check_declarations(nested)
         check_idle(nested)
     check_output(method)
+    warn_silent(method)
     for nested in reversed(list(walk_nested(method))):  # a wrapper repeats what the method inside says
         _refuse_settings(config, nested)
     check_terms(method)

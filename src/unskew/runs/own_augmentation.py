@@ -57,9 +57,8 @@ def _apply(augment: Transform, x: Tensor, draws: Draws, data: Dataset) -> Tensor
         made: Any = augment.apply(given, Draws(numbers), data.mean, data.std)
     _refuse_draws(augment, "apply", drawn)
     if not isinstance(made, Tensor) or made.shape != x.shape or made.dtype != torch.float32:
-        dtype = f", {made.dtype}" if isinstance(made, Tensor) else ""
-        wanted = f"normalised samples, torch.float32 of shape {list(x.shape)}"
-        raise Fault(augment, "apply", f"must return {wanted}, got {describe(made)}{dtype}")
+        wanted = f"normalised samples, float32 of shape {list(x.shape)}"
+        raise Fault(augment, "apply", f"must return {wanted}, got {describe(made)}")
     if made.device != x.device:
         raise Fault(augment, "apply", f"gives samples on another device ({made.device}); leave them on {x.device}")
     if not made.isfinite().all():

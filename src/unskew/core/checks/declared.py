@@ -6,7 +6,9 @@ Anything else would be ignored without a word: `def uplaod` would run as FedAvg.
 
 from __future__ import annotations
 
+import dis
 import inspect
+import itertools
 import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -16,7 +18,7 @@ from unskew.base.naming import find_near, is_class_var, is_deliberate, is_helper
 from unskew.base.once import warn_once
 from unskew.core.division import Division
 from unskew.core.reducers import check_reducers
-from unskew.core.slots import DECLARATIONS, NAMES, SLOTS, overrides
+from unskew.core.slots import DECLARATIONS, NAMES, SLOTS, overrides, owner_of
 
 if TYPE_CHECKING:
     from unskew.core.method import Method
@@ -149,12 +151,41 @@ def check_idle(method: Method) -> None:
     if method.output == "global":
         idle["personalise"] = 'output is "global"; declare output = "tuned", "personal" or "both"'
     for slot, why in idle.items():
-        owner = next(kind for kind in type(method).__mro__ if slot in vars(kind))
-        if owner.__module__.partition(".")[0] == "unskew":
+        if not _is_theirs(type(method), slot):
             continue
         if not isinstance(method, Wrapper):
             raise InputError(f"{method.name}.{slot} would never be called: {why}")
         warn_once(log, f"{method.name}.{slot} is not called around {method.inner}: {why}")
+
+
+def warn_silent(method: Method) -> None:
+    """Says which of a user's slots have no effect, whatever the data."""
+    owner = owner_of(method, "correction")
+    if _is_theirs(type(owner), "correction") and _returns_nothing(type(owner).correction):
+        what = "never returns anything, so that nothing is added to the gradient (is a return missing?)"
+        warn_once(log, f"{owner.name}.correction {what}")
+    if method.survey_reducers and not overrides(method, "survey"):
+        what = "declares survey_reducers and has no survey, so that nothing is sent before training"
+        warn_once(log, f"{method.name} {what}; define survey(c)")
+
+
+def _is_theirs(kind: type, slot: str) -> bool:
+    """Whether the class that defines a slot is from outside the package."""
+    owner = next(base for base in kind.__mro__ if slot in vars(base))
+    return owner.__module__.partition(".")[0] != "unskew"
+
+
+def _returns_nothing(function: Any) -> bool:
+    """Whether all that a plain function can return is None."""
+    code = getattr(function, "__code__", None)
+    if code is None or code.co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE):
+        return False
+    steps = list(dis.get_instructions(code))
+    return all(
+        before.opname == "LOAD_CONST" and before.argval is None
+        for before, step in itertools.pairwise(steps)
+        if step.opname == "RETURN_VALUE"
+    ) and all(step.argval is None for step in steps if step.opname == "RETURN_CONST")
 
 
 _SERVER_MAKES = ("digest", "update", "publish")

@@ -14,7 +14,7 @@ def to_plain(given: dict[Any, Any], expected: str, text: bool = False, above: st
     """The dictionary in plain values; raises `Wrong` where it holds something else than `expected`."""
     for name in given:
         if not isinstance(name, str):
-            raise Wrong(f"whose names are strings, got the name {name!r}")
+            raise Wrong(f"whose names must be strings, got the name {name!r}")
     return {name: _read(value, expected, text, f"{above}{name}") for name, value in given.items()}
 
 
@@ -27,4 +27,4 @@ def _read(value: Any, expected: str, text: bool, name: str) -> Any:
     plain = value.item() if isinstance(value, np.generic) or alone else value
     if plain is None or isinstance(plain, (int, float)) or (text and isinstance(plain, str)):
         return plain
-    raise Wrong(f"in which '{name}' is no {expected}: got {describe(value)}")
+    raise Wrong(f"in which '{name}' must be a {expected}, got {describe(value)}")

@@ -107,7 +107,8 @@ def describe(value: Any) -> str:
     if value is None:
         return "None (is a return missing?)"
     if isinstance(value, Tensor):
-        return f"a tensor of shape {list(value.shape)}"
+        kind = "" if value.dtype is torch.float32 else f" ({_kind(value)})"
+        return f"a tensor of shape {list(value.shape)}{kind}"
     if isinstance(value, nn.Module):
         return f"a module ({type(value).__name__}); its parameters are a tree"
     if isinstance(value, dict):
@@ -325,7 +326,7 @@ def check_weight(asked: Asked, value: Any) -> Any:
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if number or (isinstance(value, Tensor) and value.dim() == 0 and value.dtype is not torch.bool):
         return value.detach() if isinstance(value, Tensor) else torch.tensor(float(value), dtype=torch.float64)
-    raise Wrong(f"must return a number or a tensor without dimensions, got {describe(value)}")
+    raise Wrong(f"must return a number or a tensor of one without dimensions, got {describe(value)}")
 
 
 def check_scores(asked: Asked, value: Any, x: Tensor) -> Tensor:
