@@ -143,7 +143,8 @@ def test_declarations_that_mean_nothing_are_refused_before_the_run(name, tmp_pat
 
 @pytest.mark.parametrize("what", ["personal", "frozen"])
 def test_patterns_that_match_nothing_are_refused(what):
-    made = methods.register(f"test_pattern_{what}")(type("Mine", (Method,), {what: ("hed.*",), "__doc__": "Wrong."}))
+    body = {what: ("hed.*",), "output": "personal" if what == "personal" else "global", "__doc__": "Wrong."}
+    made = methods.register(f"test_pattern_{what}")(type("Mine", (Method,), body))
     with pytest.raises(InputError, match=rf"test_pattern_{what}.{what}: no parameter matches 'hed.\*'; the model has"):
         unskew.run(made(), clients=3, rounds=1)
 

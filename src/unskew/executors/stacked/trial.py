@@ -66,6 +66,8 @@ def _compare(
             yield f"the list of groups ({sorted(ours.keys() ^ theirs.keys())})", 1.0
             continue
         for group in theirs:
+            if job.kind == "personal" and not len(theirs[group]["right"]):
+                continue  # nothing was tested
             before = _before(task, job, group) if which else {}
             what = f"what it {'keeps' if which else 'sends'} as '{group}'" if job.kind != "personal" else "the test"
             yield what, _share(ours[group], theirs[group], before)
