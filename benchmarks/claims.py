@@ -23,7 +23,7 @@ COLUMNS = ("claim", "method", "seed", "run", "round", "accuracy")
 TITLES = {
     "fedas_t3": "FedAS's own cell: CIFAR-10, β = 0.1, P = 0.2 (clients' models)",
     "fedblade_t3": "FedBlade's parts: CIFAR-100 (8,000 samples), Dir(0.05), d = 512",
-    "fedsol_t2": "FedSOL's own cell: CIFAR-10, LDA 0.1, 100 of 300 rounds",
+    "fedsol_t2": "FedSOL's own cell: CIFAR-10, LDA 0.1, the first of 300 rounds",
 }
 
 Row = dict[str, str]
