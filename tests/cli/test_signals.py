@@ -271,8 +271,10 @@ def test_ctrl_c_in_python_reaches_the_caller_and_leaves_a_checkpoint_and_no_work
     assert storage.encode(resumed.server) == storage.encode(unskew.run("scaffold", **options).server)
 
 
+@pytest.mark.slow
 def test_a_signal_leaves_all_runs_side_by_side_resumable(command: Command):
-    line = "compare --methods fedavg,fedprox(mu=1) --seeds 1 --model mlp --clients 4 --rounds 25 --quiet --jobs 2"
+    # so many rounds that none is finished when the signal comes
+    line = "compare --methods fedavg,fedprox(mu=1) --seeds 1 --model mlp --clients 4 --rounds 400 --quiet --jobs 2"
     process = command.start(f"{line} --checkpoint-every 1000 --out cut")
     wait_until(lambda: len(rows := list(command.folder.glob("cut/runs/*/rounds.jsonl"))) == 2
                and min(path.read_bytes().count(b"\n") for path in rows) > 3)  # fmt: skip
