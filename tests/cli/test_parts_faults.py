@@ -73,10 +73,15 @@ def test_figures_that_are_none(play, value):
     )
 
 
-@pytest.mark.parametrize("value", ["None", "3", "{'a': object()}"])
+SUMMARIES = {
+    "None": "must return", "3": "must return", "{'a': object()}": "gives figures in which 'a' must be a number",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("value", SUMMARIES)
 def test_a_summary_that_is_none(play, value):
     said = play(MEASURE.format(f"def summarise(self, rows):\n        return {value}"), "--measure mine")
-    refused(said, r"a measure failed in round 2: measure mine.summarise must return", 1)
+    refused(said, rf"a measure failed in round 2: measure mine.summarise {SUMMARIES[value]}", 1)
 
 
 def test_figures_as_numpy_and_torch_have_them(play, tmp_path):
