@@ -107,7 +107,7 @@ CLIENT = {
                          r"{m}.train changes the data set's inputs in place"),
     "changes_in_loss": ("def loss(self, c, params, batch):\n        with torch.no_grad():\n            params['head.bias'].add_(1.0)\n        return super().loss(c, params, batch)",
                         r"{m}.loss changes params\[\"head.bias\"\] in place"),
-    "changes_in_step_unseen": ("def correction(self, c, params, batch):\n        params['head.bias'].detach().numpy()[:] += 1",
+    "changes_in_step_unseen": ("def correction(self, c, params, batch):\n        params['head.bias'].detach().numpy()[:] += 1\n        return {}",
                                r"{m}.correction changes params\[\"head.bias\"\] in place"),
     "changes_in_step": ("def gradient(self, c, params, batch):\n        with torch.no_grad():\n            params['head.bias'].add_(1.0)\n        return super().gradient(c, params, batch)",
                         r"{m}.gradient changes params\[\"head.bias\"\] in place"),

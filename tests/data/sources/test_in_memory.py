@@ -3,4 +3,4 @@ from unskew.data.sources.in_memory import GivenDataset
 
 
 def test_data_of_a_program_must_be_handed_over_again(refused):
-    refused(lambda: GivenDataset(kind="mine").load(Finder()), "(mine)", "unskew.resume(folder, data=...)")
+    refused(lambda: GivenDataset(kind="mine").load(Finder()), "(mine)", "with data=... of unskew.resume or unskew.open")
