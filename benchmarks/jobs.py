@@ -1,10 +1,10 @@
 """What do runs side by side gain? `compare --jobs 2` against `--jobs 1` on `serial` and on `pool`, a tiny network.
 
-    python -m benchmarks.jobs [--rounds 150] [--repeats 2] [--out jobs.json]
+    python -m benchmarks.jobs [--rounds 600] [--repeats 2] [--clients 100] [--sample 0.1] [--out jobs.json]
 
-The same comparison (four methods, MLP 64-64-10, ten clients) is made in three ways, one after the other in each repeat,
-each time in a new folder and as a whole command, with imports, table and pictures. The tables must be equal, times
-aside.
+The same comparison (four methods, MLP 64-64-10, digits dealt evenly) is made in three ways, one after the other in each
+repeat, each time in a new folder and as a whole command, with imports, table and pictures. The tables must be equal,
+times aside. By default ten of a hundred clients with 14 samples each work in a round, as in workload W2.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ WAYS = {
 }
 
 
-def time_way(flags: list[str], rounds: int) -> tuple[float, float, list[list[str]]]:
+def time_way(flags: list[str], wanted: argparse.Namespace) -> tuple[float, float, list[list[str]]]:
     """Seconds of the command, those of the processor, and its table without the columns of times."""
     words = ["compare", "--methods", "fedavg,fedprox(mu=0.1),scaffold,fedper", "--seeds", "1", "--model", "mlp"]
-    words += ["--clients", "10", "--rounds", str(rounds), "--format", "csv", "-q"]
+    words += ["--split", "iid", "--clients", str(wanted.clients), "--sample", str(wanted.sample)]
+    words += ["--rounds", str(wanted.rounds), "--format", "csv", "-q"]
     with tempfile.TemporaryDirectory(prefix="unskew-bench-") as folder:
         call = [sys.executable, "-m", "unskew", *words, *flags, "--out", str(Path(folder) / "c")]
         began, spent = time.perf_counter(), _processor_seconds()
@@ -54,7 +55,9 @@ def _processor_seconds() -> float:
 def main() -> None:
     """Measures, prints seconds and ratios."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=150)
+    parser.add_argument("--rounds", type=int, default=600)
+    parser.add_argument("--clients", type=int, default=100)
+    parser.add_argument("--sample", type=float, default=0.1)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--out", type=Path)
     wanted = parser.parse_args()
@@ -63,7 +66,7 @@ def main() -> None:
     load = os.getloadavg()[0]
     for _ in range(wanted.repeats):
         for way, flags in WAYS.items():
-            took, spent, table = time_way(flags, wanted.rounds)
+            took, spent, table = time_way(flags, wanted)
             seconds[way].append(took)
             tables.append(table)
             print(f"{way}: {took:.1f} s, {spent:.1f} s of the processor", flush=True)
@@ -73,7 +76,8 @@ def main() -> None:
     for way, ratio in ratios.items():
         print(f"--jobs 2 takes {ratio:.2f} of the time of {way}; equal tables")
     if wanted.out:
-        facts = {"seconds": seconds, "ratios": ratios, "load_before": load, "rounds": wanted.rounds}
+        facts = {"seconds": seconds, "ratios": ratios, "load_before": load}
+        facts |= {"rounds": wanted.rounds, "clients": wanted.clients, "sample": wanted.sample}
         wanted.out.write_text(json.dumps(facts, indent=1) + "\n")
 
 
