@@ -102,10 +102,10 @@ def _make_setting(runs: Sequence[ReadRun], tables: Sequence[Row], table: Table |
     names = list(dict.fromkeys(run.method for run in runs))
     methods = {name: sorted((run for run in runs if run.method == name), key=lambda run: run.seed) for name in names}
     title, own_tables = _title(runs), _find_tables(runs, tables)
-    metric = _find_metric(own_tables) if table is None else table.metric
+    metric = _find_metric([table.metric] if table else [own["comparison"].get("metric") for own in own_tables])
     cells = [CellResult(run.method, run.seed, run.path.absolute(), run.summary, run.rounds, True, run.output)
              for run in runs if run.summary is not None]  # fmt: skip
-    metric = metric if cells and _has(metric, cells) else "last"
+    metric = metric if _has(metric, cells) else "last"
     figures = list_figures(cells, metric) if cells else {}
     if table is None and cells:
         table = _make_table(cells, title, metric, own_tables)
@@ -173,15 +173,15 @@ def _find_tables(runs: Sequence[ReadRun], tables: Sequence[Row]) -> list[Row]:
     return [table for table in tables if names.intersection(table["comparison"]["runs"])]
 
 
-def _find_metric(tables: Sequence[Row]) -> Metric:
-    found = {table["comparison"].get("metric") for table in tables}
-    metric = found.pop() if len(found) == 1 else "last"
-    return metric if metric in get_args(Metric) else "last"
+def _find_metric(said: Sequence[Any]) -> Metric:
+    """What all comparisons name; the last round's accuracy where they differ."""
+    known: tuple[Metric, ...] = get_args(Metric)
+    return next((metric for metric in known if said and all(own == metric for own in said)), "last")
 
 
 def _has(metric: Any, cells: Sequence[CellResult]) -> bool:
     try:
-        return bool(list_figures(cells, metric))
+        return bool(cells) and bool(list_figures(cells, metric))
     except (InputError, StopIteration):
         return False
 

@@ -120,6 +120,26 @@ def _section(
     )
 
 
+TITLES = {
+    "curves": "Learning curves", "split": "Who holds what", "boxes": "How clients fare",
+    "class_maps": "Accuracy of each class", "measured": "Measures", "feedback": "Which layers FLFA chose",
+    "weights": "How FedAS weighs clients", "images": "Condensed images", "seconds": "Where the seconds went",
+}  # fmt: skip
+HOW = {
+    "split": "Training samples of each class at each client.",
+    "boxes": "Each client on its own test set in the last round that tested them, all seeds. Box: the middle half and "
+    "the median; whiskers: the extremes. Dots: clients in the worst tenth; diamond: their mean.",
+    "class_maps": "Of the global model on the common test set. Forgotten: best so far minus present, in points.",
+    "measured": "Recorded in the run, means over seeds.",
+    "feedback": "Dots: the layers whose errors went down through the received weights in that round. Shade: how well "
+    "clients' updates of a layer agree, by which the next round's are chosen. First seed.",
+    "weights": "Each client's share in the merged model, by the trace of its Fisher information. First seed.",
+    "images": "An image of each class that clients sent in the last round. First seed.",
+    "seconds": "Of a whole run, mean over seeds: waiting for clients, merging, tests, measures.",
+}
+"""What a part shows, in a line or two."""
+
+
 def _write_setting(setting: Setting, number: int) -> list[str]:
     """The parts for which there is something to show."""
     several = any(len(method.seeds) > 1 for method in setting.methods)
@@ -129,48 +149,32 @@ def _write_setting(setting: Setting, number: int) -> list[str]:
         found.append(_section("differences", "Differences under the same seeds", _tell_differences(setting), number))
     if setting.quantities:
         how = f"A click on a name hides it, a double click (or a click with Alt) singles it out.{spread}"
-        found.append(_section("curves", "Learning curves", how, number))
+        found.append(_section("curves", TITLES["curves"], how, number))
     if setting.splits:
-        found.append(_section("split", "Who holds what", "Training samples of each class at each client.", number))
+        found.append(_section("split", TITLES["split"], HOW["split"], number))
     else:
-        found.append(_section("missing", "Who holds what", "", number, body=f'<p class="none">{OLDER}</p>'))
-    if setting.boxes:
-        how = ("Each client on its own test set in the last round that tested them, all seeds: box from the first to the "
-               "third quartile, line at the median, whiskers to the extremes. Diamond: mean of the worst tenth.")  # fmt: skip
-        found.append(_section("clients", "How clients fare", how, number))
-    if setting.class_maps:
-        how = "Of the global model on the common test set. Forgotten: the best so far minus the present, in points."
-        found.append(_section("classes", "Accuracy of each class", how, number))
-    if setting.measured:
-        found.append(_section("measures", "Measures", "Recorded in the run, means over seeds.", number))
-    if setting.feedback:
-        how = ("Dots: the layers whose errors went down through the received weights in that round. Shade: how well the "
-               "clients' updates of a layer agree, by which the next round's are chosen. First seed.")  # fmt: skip
-        found.append(_section("feedback", "Which layers FLFA chose", how, number))
-    if setting.weights:
-        how = ("Each client's share in the merged model, from the trace of its Fisher information. A client that learnt "
-               "little for long weighs less. First seed.")  # fmt: skip
-        found.append(_section("weights", "How FedAS weighs clients", how, number))
-    if setting.images:
-        how = "An image of each class that clients sent in the last round, from black to white. First seed."
-        found.append(_section("images", "Condensed images", how, number))
+        found.append(_say_missing(TITLES["split"], escape(OLDER), number))
+    for part in ("boxes", "class_maps", "measured", "feedback", "weights", "images"):
+        if getattr(setting, part):
+            found.append(_section(part, TITLES[part], HOW[part], number))
     if setting.unseen_images:
         names = ", ".join(map(escape, setting.unseen_images))
-        body = f'<p class="none">Not kept by {names}: record some with <code>--measure condensed</code>.</p>'
-        found.append(_section("missing", "Condensed images", "", number, body=body))
+        text = f"Not kept by {names}: a run records some with <code>--measure condensed</code>."
+        found.append(_say_missing(TITLES["images"], text, number))
     if setting.seconds:
-        how = (
-            "Of a whole run, mean over seeds: clients' training as the server waited for it, merging, tests, measures."
-        )
-        found.append(_section("seconds", "Where the seconds went", how, number))
+        found.append(_section("seconds", TITLES["seconds"], HOW["seconds"], number))
     return [*found, _write_notices(setting, number)]
+
+
+def _say_missing(title: str, text: str, number: int) -> str:
+    return _section("missing", title, "", number, body=f'<p class="none">{text}</p>')
 
 
 def _tell_ranks(ranks: Any) -> str:
     p = f" Friedman's test: p = {ranks.p_value:.3g}." if ranks.p_value is not None else ""
     return (
-        f"Mean rank over {ranks.settings} settings, 1 is best. Those in the shade are not told apart from the best: they "
-        f"are less than Nemenyi's critical difference, {ranks.critical:.2f}, behind it.{p}"
+        f"Mean rank over {ranks.settings} settings, 1 is best. Those in the shade are not told apart from the best: "
+        f"they are less than Nemenyi's critical difference, {ranks.critical:.2f}, behind it.{p}"
     )
 
 

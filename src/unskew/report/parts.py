@@ -278,8 +278,9 @@ def find_reading(figure: str) -> str:
     plain = figure.removeprefix("projector_")
     for name in known_measures:
         reading = getattr(known_measures.get(name), "reading", {})
-        if plain in reading:
-            return str(reading[plain])
+        for each in (plain, plain.rstrip("_0123456789")):  # hessian_1, hessian_2 …
+            if each in reading:
+                return str(reading[each])
     return ""
 
 

@@ -170,7 +170,9 @@ def _guess_output(summary: Row | None, rows: list[Row]) -> str:
 
 def _read_clients(folder: RunFolder) -> tuple[list[float], list[Row]]:
     """The accuracies of the last test of clients, and the visits that noted a Fisher weight."""
-    newest, tests, weighed = -1, {}, []
+    newest = -1
+    tests: dict[int, float] = {}
+    weighed: list[Row] = []
     for row in folder.client_rows():
         if "accuracy" in row:
             if row["round"] > newest:

@@ -715,8 +715,8 @@
   // ------------------------------------------------------------------------------------------- beginning
 
   const PARTS = {
-    differences: drawDifferences, curves: drawCurves, split: drawSplit, clients: drawClients, classes: drawClasses,
-    measures: drawMeasures, weights: drawWeights, images: drawImages, seconds: drawSeconds,
+    differences: drawDifferences, curves: drawCurves, split: drawSplit, boxes: drawClients, class_maps: drawClasses,
+    measured: drawMeasures, weights: drawWeights, images: drawImages, seconds: drawSeconds,
     feedback: (body, setting) => drawLayers(body, setting.feedback, "chosen", "agreement"),
   };
   const drawn = new Set();
