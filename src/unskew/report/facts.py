@@ -113,7 +113,7 @@ def _make_setting(runs: Sequence[ReadRun], tables: Sequence[Row], table: Table |
     behind = [run for run in runs if not run.finished]
     state = f", so far ({count_of(len(behind), 'run')} of {len(runs)} not finished)" if behind else ""
     firsts = {name: own[0] for name, own in methods.items()}
-    heads = write_headline(figures, names[0], state) or ["No round was tested yet."]
+    heads = write_headline(figures, names[0], str(runs[0].about["data"]), state) or ["No round was tested yet."]
     setting = Setting(
         title=title,
         headline=heads,

@@ -194,7 +194,7 @@ def _write_notices(setting: Setting, number: int) -> str:
     for notice in setting.notices:
         seed = f", seed {notice.seed}" if notice.seed is not None else ""
         who = f"<code>{escape(notice.method)}</code>{seed}: " if notice.method else (seed[2:] + ": " if seed else "")
-        lines.append(f'<li class="{_looks(notice.serious)}">{who}{escape(notice.text)}</li>')
+        lines.append(f'<li class="{_looks(serious=notice.serious)}">{who}{escape(notice.text)}</li>')
     if not lines:
         body = '<p class="none">None: no run diverged, no reply was lost or left out.</p>'
     else:
@@ -203,8 +203,8 @@ def _write_notices(setting: Setting, number: int) -> str:
     return _section("notices", "Failures and warnings", "", number, body=body)
 
 
-def _looks(serious: bool) -> str:
-    return "serious" if serious else ""
+def _looks(**classes: bool) -> str:
+    return " ".join(name for name, has in classes.items() if has)
 
 
 # ----------------------------------------------------------------------------------------------- table
@@ -243,7 +243,7 @@ def _write_row(table: Table, name: str, cells: Sequence[Cell]) -> str:
 
 def _write_cell(cell: Cell) -> str:
     if cell.words or not cell.values:
-        return f'<td class="words" data-value="">{escape(cell.text)}</td>'
+        return f'<td class="{_looks(words=bool(cell.words))}" data-value="">{escape(cell.text)}</td>'
     figure, _, spread = cell.text.partition(" ± ")
     sd = f' <span class="sd">± {spread}</span>' if spread else ""
     return f'<td class="{cell.mark}" data-value="{mean_and_std(cell.values)[0]:.6g}">{figure}{sd}</td>'

@@ -306,11 +306,11 @@ def _number(value: Any) -> float | None:
 
 def map_feedback(run: ReadRun) -> LayerMap | None:
     """FLFA: the agreement of clients' updates by layer and round, and the layers that feedback was in."""
-    rows = [row for row in run.rounds if "feedback_layers" in row]
-    if not rows:
+    noted = {row["round"]: row["method"] for row in run.rounds if "feedback_layers" in (row.get("method") or {})}
+    if not noted:
         return None
-    tables = [(row["round"], row.get("similarity") or {}) for row in rows]
-    return _map_layers(tables, {row["round"]: row["feedback_layers"] for row in rows})
+    tables = [(number, own.get("similarity") or {}) for number, own in noted.items()]
+    return _map_layers(tables, {number: own["feedback_layers"] for number, own in noted.items()})
 
 
 def list_visits(run: ReadRun) -> list[Visit]:
@@ -379,7 +379,7 @@ def _tell(run: ReadRun) -> Iterable[Notice]:
     if dropped:
         sent = sum(len(row.get("clients", ())) for row in run.rounds)
         yield say(f"{sum(dropped)} of {sent} replies did not come (drop-outs), in {len(dropped)} rounds")
-    idle = max((row.get("feedback_no_op_rounds", 0) for row in run.rounds), default=0)
+    idle = max(((row.get("method") or {}).get("feedback_no_op_rounds", 0) for row in run.rounds), default=0)
     if idle:
         yield say(
             f"in {idle} rounds the layers that FLFA chose had nothing trained below them: feedback changed nothing"

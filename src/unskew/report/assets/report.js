@@ -106,13 +106,16 @@
   /** Names along the vertical axis, cut to the room there is; a hover says the whole. */
   const nameAxis = (names, width) => {
     const looks = axisLooks();
-    const room = nameRoom(width);
+    const room = nameRoom(width, names);
     return {
       type: "category", data: names, inverse: true, ...looks, splitLine: { show: false },
       axisLabel: { color: theme.ink, fontSize: 11.5, interval: 0, width: room, overflow: "truncate", hideOverlap: false },
     };
   };
-  const nameRoom = (width) => (width < NARROW ? Math.round(width * 0.32) : 210);
+  const nameRoom = (width, names) => {
+    const longest = 10 + 6.8 * Math.max(...names.map((name) => name.length));
+    return Math.round(Math.min(longest, width < NARROW ? width * 0.34 : 230));
+  };
   const swatch = (colour) => `<span style="display:inline-block;width:9px;height:9px;border-radius:2px;margin-right:6px;background:${colour}"></span>`;
 
   function select(label, choices, act, chosen = 0) {
@@ -155,7 +158,7 @@
     const box = make("div", { class: "lines", role: "group", "aria-label": "methods" });
     const buttons = new Map();
     for (const name of names) {
-      const button = make("button", { title: name, "data-method": name, "aria-pressed": "true" }, make("i"), make("span", {}, name));
+      const button = make("button", { title: name, "data-method": name, "aria-pressed": "true" }, make("i"), make("b"), make("span", {}, name));
       button.addEventListener("click", (event) => {
         const alone = names.every((other) => hidden.has(other) === (other !== name));
         if (event.detail === 2 || event.altKey || event.shiftKey || event.ctrlKey || event.metaKey) {
@@ -321,6 +324,8 @@
     return `<b>${axis === "rounds" ? "round " : ""}${format(items[0].axisValue ?? items[0].value[0])}</b><table style="width:auto;font-size:12px">${rows.join("")}</table>${rest}`;
   }
 
+  const tellLast = (button, points) => (button.querySelector("b").textContent = points && points.length ? number(points[points.length - 1][1], 1) : "");
+
   /** Names at the ends of the lines where there is room and there are many, else above them. */
   function placeNames(chart, lines, box, { beside, room, height, shown, names, curves, looks }) {
     lines.box.classList.toggle("beside", beside);
@@ -328,7 +333,7 @@
     if (!beside) {
       if (lines.box.parentNode !== box.parentNode) box.before(lines.box);
       lines.box.style.width = lines.box.style.height = "";
-      lines.buttons.forEach((button) => (button.style.top = ""));
+      lines.buttons.forEach((button, name) => { button.style.top = ""; tellLast(button, curves[name]); });
       return;
     }
     box.append(lines.box);
@@ -345,6 +350,7 @@
     names.forEach((name, place) => {
       const button = lines.buttons.get(name);
       button.style.top = `${tops[place]}px`;
+      tellLast(button, curves[name]);
       button.onmouseenter = () => chart.dispatchAction({ type: "highlight", seriesName: name });
       button.onmouseleave = () => chart.dispatchAction({ type: "downplay", seriesName: name });
       if (!ends[place]) return;
@@ -376,7 +382,7 @@
         return {
           height: rows.length * 24 + 64,
           option: {
-            grid: { left: nameRoom(width) + 12, right: 18, top: 8, bottom: 46 },
+            grid: { left: nameRoom(width, rows.map(([name]) => name)) + 12, right: 18, top: 8, bottom: 46 },
             yAxis: nameAxis(rows.map(([name]) => name), width),
             xAxis: valueAxis(`points above ${cut(state.reference, width < NARROW ? 18 : 50)}`, { scale: false }),
             tooltip: tooltip({ trigger: "item", formatter: (item) => {
@@ -405,7 +411,7 @@
     draw(box, (width) => ({
       height: rows.length * 24 + 64,
       option: {
-        grid: { left: nameRoom(width) + 12, right: 24, top: 8, bottom: 46 },
+        grid: { left: nameRoom(width, ranks.methods) + 12, right: 24, top: 8, bottom: 46 },
         yAxis: nameAxis(rows.map(([name]) => name), width),
         xAxis: valueAxis("mean rank", { min: 1, max: Math.max(rows.length, 2), scale: false }),
         tooltip: tooltip({ formatter: (item) => `<b>${escapeText(rows[item.dataIndex][0])}</b><br>mean rank ${number(rows[item.dataIndex][1])}` }),
@@ -426,7 +432,7 @@
   function heat(width, { rows, columns, cells, least, most, colours, xName, tell, label, extra = [], rowHeight = 22 }) {
     const crowded = rows.length > 40;
     const height = Math.max(180, Math.min(rows.length * rowHeight, 620) + 96);
-    const longest = Math.min(nameRoom(width), 14 + 6.6 * Math.max(...rows.map((name) => name.length)));
+    const longest = nameRoom(width, rows);
     const names = nameAxis(rows, width);
     names.axisLabel = { ...names.axisLabel, width: longest, interval: crowded ? "auto" : 0, fontSize: 11 };
     const looks = axisLooks();
@@ -540,7 +546,7 @@
     draw(box, (width) => ({
       height: names.length * 26 + 60,
       option: {
-        grid: { left: nameRoom(width) + 12, right: 18, top: 8, bottom: 46 },
+        grid: { left: nameRoom(width, names) + 12, right: 18, top: 8, bottom: 46 },
         yAxis: nameAxis(names, width),
         xAxis: valueAxis("accuracy of a client (%)", { min: 0, max: 100, scale: false }),
         tooltip: tooltip({ trigger: "item", formatter: (item) => {
@@ -568,8 +574,8 @@
     draw(box, (width) => ({
       height: names.length * 24 + 90,
       option: {
-        grid: { left: nameRoom(width) + 12, right: 22, top: 36, bottom: 44 },
-        legend: { top: 0, left: nameRoom(width) + 8, itemWidth: 12, itemHeight: 10, textStyle: { color: theme.muted, fontSize: 11.5 }, data: kinds.map((kind) => KINDS[kind][0]) },
+        grid: { left: nameRoom(width, names) + 12, right: 22, top: 36, bottom: 44 },
+        legend: { top: 0, left: nameRoom(width, names) + 8, itemWidth: 12, itemHeight: 10, textStyle: { color: theme.muted, fontSize: 11.5 }, data: kinds.map((kind) => KINDS[kind][0]) },
         yAxis: nameAxis(names, width),
         xAxis: valueAxis("", { scale: false, axisLabel: { formatter: seconds } }),
         tooltip: tooltip({ trigger: "axis", axisPointer: { type: "shadow" }, formatter: (items) => `<b>${escapeText(items[0].name)}</b>` + items.map((item) => `<br>${swatch(item.color)}${item.seriesName}: ${seconds(item.value)}`).join("") }),
