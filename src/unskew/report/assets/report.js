@@ -103,19 +103,24 @@
     const looks = axisLooks();
     return { type: "value", name, scale: true, nameLocation: "middle", nameGap: 28, ...looks, ...more, axisLabel: { ...looks.axisLabel, ...more.axisLabel } };
   };
-  /** Names along the vertical axis, cut to the room there is; a hover says the whole. */
-  const nameAxis = (names, width) => {
-    const looks = axisLooks();
-    const room = nameRoom(width, names);
-    return {
-      type: "category", data: names, inverse: true, ...looks, splitLine: { show: false },
-      axisLabel: { color: theme.ink, fontSize: 11.5, interval: 0, width: room, overflow: "truncate", hideOverlap: false },
-    };
-  };
+  /** Names along the vertical axis; above their rows where a phone has no room for long ones beside them. */
+  const stacks = (width, names) => width < NARROW && names.some((name) => 10 + 6.8 * name.length > width * 0.34);
   const nameRoom = (width, names) => {
+    if (stacks(width, names)) return 0;
     const longest = 10 + 6.8 * Math.max(...names.map((name) => name.length));
     return Math.round(Math.min(longest, width < NARROW ? width * 0.34 : 230));
   };
+  const nameAxis = (names, width) => {
+    const above = stacks(width, names);
+    const placed = above
+      ? { inside: true, margin: 2, align: "left", verticalAlign: "bottom", padding: [0, 0, 12, 0], width: width - 40 }
+      : { width: nameRoom(width, names) };
+    return {
+      type: "category", data: names, inverse: true, ...axisLooks(), splitLine: { show: false }, z: 5,
+      axisLabel: { color: theme.ink, fontSize: 11.5, interval: 0, overflow: "truncate", hideOverlap: false, ...placed },
+    };
+  };
+  const rowsHigh = (width, names) => names.length * (stacks(width, names) ? 44 : printing && names.length > 30 ? 18 : 25);
   const swatch = (colour) => `<span style="display:inline-block;width:9px;height:9px;border-radius:2px;margin-right:6px;background:${colour}"></span>`;
 
   function select(label, choices, act, chosen = 0) {
@@ -269,7 +274,7 @@
       const names = [...lines.buttons.keys()];
       const shown = names.filter((name) => !hidden.has(name));
       const looks = dress(setting, hidden);
-      const beside = !printing && width >= NARROW && names.length > FEW;
+      const beside = width >= NARROW && names.length > FEW;
       const room = beside ? Math.min(230, Math.round(width * 0.26)) : 0;
       const [, format, title] = AXES[axis];
       const curves = Object.fromEntries(shown.map((name) => [name, sumUp(setting, quantity, name, axis, weight)]));
@@ -307,7 +312,7 @@
           }),
           series,
         },
-        after: (chart) => placeNames(chart, lines, box, { beside, room, height, shown, names, curves, looks }),
+        after: (chart) => placeNames(chart, lines, box, { beside, room, left: width - room, height, shown, names, curves, looks }),
       };
     });
   }
@@ -327,16 +332,17 @@
   const tellLast = (button, points) => (button.querySelector("b").textContent = points && points.length ? number(points[points.length - 1][1], 1) : "");
 
   /** Names at the ends of the lines where there is room and there are many, else above them. */
-  function placeNames(chart, lines, box, { beside, room, height, shown, names, curves, looks }) {
+  function placeNames(chart, lines, box, { beside, room, left, height, shown, names, curves, looks }) {
     lines.box.classList.toggle("beside", beside);
     lines.box.querySelectorAll("svg").forEach((old) => old.remove());
     if (!beside) {
       if (lines.box.parentNode !== box.parentNode) box.before(lines.box);
-      lines.box.style.width = lines.box.style.height = "";
+      lines.box.style.width = lines.box.style.height = lines.box.style.left = "";
       lines.buttons.forEach((button, name) => { button.style.top = ""; tellLast(button, curves[name]); });
       return;
     }
     box.append(lines.box);
+    lines.box.style.left = `${left}px`;
     lines.box.style.width = `${room}px`;
     lines.box.style.height = `${height}px`;
     const ends = names.map((name) => {
@@ -380,7 +386,7 @@
         const clear = (gap) => gap[1] != null && (gap[1] > 0 || gap[2] < 0);
         const colour = (gap) => (!clear(gap) ? theme.muted : gap[0] > 0 ? "#009E73" : "#D55E00");
         return {
-          height: rows.length * 24 + 64,
+          height: rowsHigh(width, rows.map(([name]) => name)) + 64,
           option: {
             grid: { left: nameRoom(width, rows.map(([name]) => name)) + 12, right: 18, top: 8, bottom: 46 },
             yAxis: nameAxis(rows.map(([name]) => name), width),
@@ -409,7 +415,7 @@
     body.append(box);
     const rows = ranks.methods.map((name, place) => [name, ranks.mean[place]]).sort((a, b) => a[1] - b[1]);
     draw(box, (width) => ({
-      height: rows.length * 24 + 64,
+      height: rowsHigh(width, ranks.methods) + 64,
       option: {
         grid: { left: nameRoom(width, ranks.methods) + 12, right: 24, top: 8, bottom: 46 },
         yAxis: nameAxis(rows.map(([name]) => name), width),
@@ -432,10 +438,10 @@
   function heat(width, { rows, columns, cells, least, most, colours, xName, tell, label, extra = [], rowHeight = 22 }) {
     const crowded = rows.length > 40;
     const height = Math.max(180, Math.min(rows.length * rowHeight, 620) + 96);
-    const longest = nameRoom(width, rows);
-    const names = nameAxis(rows, width);
-    names.axisLabel = { ...names.axisLabel, width: longest, interval: crowded ? "auto" : 0, fontSize: 11 };
+    const longest = Math.round(Math.min(10 + 6.8 * Math.max(...rows.map((name) => name.length)), width < NARROW ? width * 0.34 : 230));
     const looks = axisLooks();
+    const names = { type: "category", data: rows, inverse: true, ...looks, splitLine: { show: false } };
+    names.axisLabel = { color: theme.ink, fontSize: 11, interval: crowded ? "auto" : 0, width: longest, overflow: "truncate" };
     return {
       height, canvas: cells.length > 1500,
       option: {
@@ -544,7 +550,7 @@
     body.append(box);
     const names = setting.methods.map((method) => method.name).filter((name) => name in setting.boxes);
     draw(box, (width) => ({
-      height: names.length * 26 + 60,
+      height: rowsHigh(width, names) + 60,
       option: {
         grid: { left: nameRoom(width, names) + 12, right: 18, top: 8, bottom: 46 },
         yAxis: nameAxis(names, width),
@@ -572,7 +578,7 @@
     const names = setting.methods.map((method) => method.name).filter((name) => name in setting.seconds);
     const kinds = Object.keys(KINDS).filter((kind) => names.some((name) => setting.seconds[name][kind]));
     draw(box, (width) => ({
-      height: names.length * 24 + 90,
+      height: rowsHigh(width, names) + 90,
       option: {
         grid: { left: nameRoom(width, names) + 12, right: 22, top: 36, bottom: 44 },
         legend: { top: 0, left: nameRoom(width, names) + 8, itemWidth: 12, itemHeight: 10, textStyle: { color: theme.muted, fontSize: 11.5 }, data: kinds.map((kind) => KINDS[kind][0]) },
