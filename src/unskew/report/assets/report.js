@@ -152,7 +152,7 @@
       const colour = at < 0 ? null : COLOURS[at % COLOURS.length];
       found[method.name] = {
         grey: at < 0, dash: at < 0 ? "solid" : DASHES[Math.floor(at / COLOURS.length) % DASHES.length],
-        colour: at < 0 ? (theme.dark ? "#5d6b78" : "#b3bdc7") : colour === "ink" ? theme.ink : colour,
+        colour: at < 0 ? (theme.dark ? "#5d6b78" : "#b3bdc7") : colour === "ink" ? theme.ink : theme.dark && !(at % COLOURS.length) ? "#1f8ad0" : colour,
       };
     });
     return found;
@@ -275,7 +275,7 @@
       const shown = names.filter((name) => !hidden.has(name));
       const looks = dress(setting, hidden);
       const beside = width >= NARROW && names.length > FEW;
-      const room = beside ? Math.min(230, Math.round(width * 0.26)) : 0;
+      const room = beside ? Math.min(280, Math.round(width * 0.28)) : 0;
       const [, format, title] = AXES[axis];
       const curves = Object.fromEntries(shown.map((name) => [name, sumUp(setting, quantity, name, axis, weight)]));
       const series = [];
