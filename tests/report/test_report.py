@@ -9,7 +9,7 @@ from report.made_runs import make_comparison, make_run
 from unskew.base.errors import InputError
 from unskew.measures import measures
 from unskew.report.facts import make_facts
-from unskew.report.headline import write_headline
+from unskew.report.headline import shorten, write_headline
 from unskew.report.page import build_page, embed, render_page
 from unskew.report.parts import find_reading
 from unskew.report.reading import gather
@@ -169,6 +169,14 @@ def test_no_difference_larger_than_the_spread():
     methods = {"fedavg": BASE, "b": shifted(9, -5, 1), "c": shifted(9, -5, 1.1)}
     (line,) = write_headline({"accuracy %": methods}, "fedavg", "digits")
     assert "nor to fedavg (1.70 points; " in line
+
+
+def test_long_names_are_said_without_options():
+    long = "feddm(ipc=10, steps=50, server_epochs=100)"
+    one, two = (f"flfa(inner=fedprox(mu={n}), select=lowest)" for n in (1, 2))
+    assert shorten([long, one, two, "b(a=1)"]) == {long: "feddm(…)", one: one, two: two, "b(a=1)": "b(a=1)"}
+    (line,) = write_headline({"accuracy %": {long: BASE, one: shifted(-5, -6, -5.5)}}, one, "digits")
+    assert line.startswith("Of 2 methods on digits, feddm(…) wins with 61.00 %: 5.50 points above flfa(…)")
 
 
 def test_two_seeds_have_no_interval():

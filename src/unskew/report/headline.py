@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 
@@ -10,6 +10,8 @@ from unskew.base.text import count_of
 from unskew.measures.statistics import FEWEST_SEEDS, Difference, paired_difference
 
 BySeed = Mapping[int, float]
+LONGEST = 28
+"""Letters of a method's name that are said whole."""
 WHOSE = {"accuracy %": "", "global %": ", with one global model", "personal %": ", with the models that clients use"}
 """How a column of the table is said."""
 
@@ -19,7 +21,21 @@ def write_headline(figures: Mapping[str, Mapping[str, BySeed]], first: str, data
 
     `figures`: heading → method → seed → per cent; `first`: whom all are compared with; `state`: how far they came.
     """
-    return [_tell(f" on {data}{WHOSE.get(heading, '')}{state}", own, first) for heading, own in figures.items() if own]
+    said = shorten({**dict.fromkeys(name for own in figures.values() for name in own), first: None})
+    return [
+        _tell(f" on {data}{WHOSE.get(heading, '')}{state}", {said[name]: own[name] for name in own}, said[first])
+        for heading, own in figures.items()
+        if own
+    ]
+
+
+def shorten(names: Collection[str]) -> dict[str, str]:
+    """Long names without their options, where that still tells methods apart."""
+    plain = [name.partition("(")[0] for name in names]
+    return {
+        name: f"{own}(…)" if len(name) > LONGEST and own != name and plain.count(own) == 1 else name
+        for name, own in zip(names, plain, strict=True)
+    }
 
 
 def _tell(where: str, methods: Mapping[str, BySeed], first: str) -> str:
