@@ -44,6 +44,10 @@ COMMANDS = {
         "look.plot",
         "Draws the accuracy of runs over rounds into one picture; runs of one method are seeds of one line.",
     ),
+    "watch": (
+        "watch.watch",
+        "Shows runs while they go on, from another terminal or machine: curves, phase, time left; or as a local page.",
+    ),
     "predict": ("use.predict", "Predicts with a run's model, or a client's own, and tells the accuracy."),
     "export": ("use.export", "Writes a run's model, or a client's own, as a file for other programs."),
     "track": (
