@@ -5,8 +5,8 @@ import zlib
 from itertools import combinations
 
 import pytest
-from made_runs import NAMES, make_row
 
+from made_runs import NAMES, make_row
 from unskew import InputError
 from unskew.report.curves import draw_measures
 from unskew.report.figures import Played, draw_runs, read_width

@@ -9,12 +9,13 @@ from typing import Annotated
 
 import typer
 
+from unskew.base.display import X
 from unskew.base.errors import InputError
 from unskew.base.text import count_of
 from unskew.cli.output import console, make_table, note, print_json, show_result
 from unskew.cli.shared_flags import Json
 from unskew.report.confusion_plot import plot_confusion
-from unskew.report.figures import Played, X, draw_runs, read_width
+from unskew.report.figures import Played, draw_runs, read_width
 from unskew.report.files import draw_whole
 from unskew.report.layout import save
 from unskew.runs.folder import Row

@@ -6,14 +6,15 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
+from unskew.base.display import X
 from unskew.base.errors import InputError
 from unskew.report.curves import Curve, Curves, Look, collect_panels, draw_panels
 from unskew.report.layout import Picture
 
 Row = Mapping[str, Any]
-X = Literal["rounds", "bytes", "seconds"]
+
 WIDTHS = {"column": 8.4, "full": 17.4}
 """Of a paper's column and page, in centimetres."""
 NARROWEST, WIDEST = 5.0, 60.0
