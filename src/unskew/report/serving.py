@@ -50,7 +50,7 @@ class Page:
         view = self._watching.look()
         if not view.runs:
             return _make_notice(view.notes[0], refresh)
-        from unskew.report.interactive import build_page
+        from unskew.report.page import build_page
 
         try:
             return build_page([self._watching.folder], None if view.over else refresh)
