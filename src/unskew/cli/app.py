@@ -48,6 +48,10 @@ COMMANDS = {
         "watch.watch",
         "Shows runs while they go on, from another terminal or machine: curves, phase, time left; or as a local page.",
     ),
+    "report": (
+        "report.report",
+        "Writes runs and comparisons as one interactive page, from their folders alone; finished or not.",
+    ),
     "predict": ("use.predict", "Predicts with a run's model, or a client's own, and tells the accuracy."),
     "export": ("use.export", "Writes a run's model, or a client's own, as a file for other programs."),
     "track": (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -116,11 +118,8 @@ def publish(
         for name, text in (more or {}).items():
             (made / name).write_text(text, encoding="utf-8")
         draw_pictures(shown, cells, result, cells[0].seed, data, made)
-        pictures = [("Accuracy over rounds", made / "curves.png"), ("Who holds what", made / "split.png")]
         measured = draw_measures(cells, made / "measures.png", highlight_all(cells))
-        if measured:
-            pictures.append(("Measures over rounds", made / "measures.png"))
-        write_page(result, pictures, (cells[0].folder / "run.toml").read_text(encoding="utf-8"), made / "report.html")
+        write_page(result, cells, made / "report.html", shlex.join(["unskew", *sys.argv[1:]]))
         kept = put_in_place(made, out)
     if kept is not None:
         place = given / kept.relative_to(out)

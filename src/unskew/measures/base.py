@@ -40,6 +40,8 @@ class Measure(Component, Observer):
 
     on_test: ClassVar[bool] = False
     """Whether it looks at the common test set."""
+    reading: ClassVar[Mapping[str, str]] = {}
+    """How to read its figures, a sentence each."""
 
     def check(self, task: Task) -> None:
         """Raises an InputError where the measure can never work in this run."""

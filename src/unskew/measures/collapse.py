@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -52,6 +53,13 @@ def distance_to_simplex(centred: Tensor) -> Figures:
 @measures.register("collapse")
 class Collapse(FeatureMeasure):
     """Neural collapse, NC1 and NC2, each in two forms (FedBlade; formulas in docs/measures.md)."""
+
+    reading: ClassVar[Mapping[str, str]] = {
+        "nc1_trace_pinv": "Spread within classes against that between them; towards 0: neural collapse.",
+        "nc1_trace_ratio": "The same as a plain ratio; lower: features of a class coincide more.",
+        "nc2_gram": "How far the class means are from a simplex; 0: all classes are equally far apart.",
+        "nc2_normalised": "The same with the lengths of class means; 0: a simplex of equal lengths.",
+    }
 
     names: ClassVar[tuple[str, ...]] = NAMES
 

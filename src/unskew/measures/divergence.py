@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 import torch
 
 from unskew.measures.base import Figures, measures
@@ -25,6 +28,11 @@ def weight_divergence(updates: Updates) -> tuple[float, float | None]:
 @measures.register("divergence")
 class Divergence(UpdateMeasure):
     """Weight divergence: mean |w_g - w_k| to the received model, and mean |w_i - w_j| over pairs (FedSOL, Fig. 6)."""
+
+    reading: ClassVar[Mapping[str, str]] = {
+        "divergence": "How far clients end from the model that they received; higher: local training changes more.",
+        "divergence_mutual": "How far clients end from each other; higher: they disagree more.",
+    }
 
     def measure(self, updates: Updates) -> Figures:
         """`divergence` and `divergence_mutual`."""

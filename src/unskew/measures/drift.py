@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 import torch
 
 from unskew.measures.base import Figures, measures
@@ -19,6 +22,10 @@ def local_drift(updates: Updates) -> float:
 @measures.register("drift")
 class Drift(UpdateMeasure):
     """Local drift H: mean over clients of |Delta_k - mean Delta|, unweighted, parameters that travel (FLFA, eq. 59)."""
+
+    reading: ClassVar[Mapping[str, str]] = {
+        "drift": "Higher: the clients of a round pull in more different directions; 0: they all move alike.",
+    }
 
     def measure(self, updates: Updates) -> Figures:
         """`drift`."""

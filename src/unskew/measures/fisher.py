@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from unskew.base.registry import param
 from unskew.base.tree import Tree
 from unskew.core.context import ClientContext
@@ -13,6 +16,11 @@ from unskew.methods.fedas.fisher import fisher_trace
 @measures.register("fisher")
 class Fisher(Measure):
     """Trace of each trained client's Fisher information, in its row beside `share` (FedAS, Fig. 3b and 4a)."""
+
+    reading: ClassVar[Mapping[str, str]] = {
+        "fisher_trace": "How much clients' models still respond to their data; low: little is learnt there.",
+        "fisher_traces": "Of every client; an outlier learns much more than the others, or much less.",
+    }
 
     absent: bool = param(
         default=False,

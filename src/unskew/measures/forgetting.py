@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -19,6 +19,10 @@ def forgetting(classwise: Sequence[Sequence[float]]) -> float:
 @measures.register("forgetting")
 class Forgetting(Measure):
     """Mean over classes of the best earlier accuracy of the global model minus the present one (FedSOL, Fig. 7)."""
+
+    reading: ClassVar[Mapping[str, str]] = {
+        "forgetting": "Accuracy lost since each class was at its best; 0: nothing was forgotten.",
+    }
 
     on_test: ClassVar[bool] = True
 

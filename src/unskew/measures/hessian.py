@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -89,6 +89,11 @@ class Hessian(Measure):
 
     Some hundred passes forward and backward over the samples; by default after the last round only.
     """
+
+    reading: ClassVar[Mapping[str, str]] = {
+        "hessian": "An eigenvalue of the loss's curvature, 1 being the largest; higher: a sharper minimum.",
+        "hessian_ratio": "The largest eigenvalue over the last; higher: few directions are steeper than the others.",
+    }
 
     samples: int = param(default=1000, ge=1, doc="at most so many samples (a fixed choice by the run's seed)")
     top: int = param(default=5, ge=1, doc="how many eigenvalues")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -41,6 +42,10 @@ class _Tester(Observer):
 @measures.register("local_accuracy")
 class LocalAccuracy(Measure):
     """Accuracy of each trained client's model on the common test set, before it is merged (FedSOL, Fig. 7)."""
+
+    reading: ClassVar[Mapping[str, str]] = {
+        "local_accuracy": "Clients on the common test set, before merging; low: they know little but their own classes.",
+    }
 
     samples: int = param(default=2000, ge=1, doc="at most so many test samples (a fixed choice by the run's seed)")
 

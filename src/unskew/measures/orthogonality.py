@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
@@ -33,6 +36,11 @@ def cosine(update: Tree, proximal: Tree) -> Tensor:
 @measures.register("orthogonality")
 class Orthogonality(Measure):
     """Cosine between a local step's gradient and that of the KL loss to the received model (FedSOL, Fig. 3)."""
+
+    reading: ClassVar[Mapping[str, str]] = {
+        "orthogonality": "Near 0: local steps leave alone what the received model knows; below 0: they undo it.",
+        "proximal_loss": "How far local predictions move from those of the received model; lower: more is kept.",
+    }
 
     tau: float = param(default=3.0, gt=0, doc="temperature of the KL loss", source="FedSOL's code")
     every: int = param(default=1, ge=1, doc="steps between measurements within a visit")

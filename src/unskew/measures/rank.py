@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -42,6 +43,11 @@ def correlation_rank(features: Tensor) -> float:
 class Rank(FeatureMeasure):
     """Effective rank of the features' covariance matrix and of their correlation matrix (FedBlade, Fig. 4 and 5)."""
 
+    reading: ClassVar[Mapping[str, str]] = {
+        "rank_covariance": "How many directions the features use; a drop towards 1 is dimensional collapse.",
+        "rank_correlation": "The same without the scale of single features; a drop is dimensional collapse.",
+    }
+
     names: ClassVar[tuple[str, ...]] = ("rank_covariance", "rank_correlation")
 
     def measure(self, features: Tensor, y: Tensor) -> Figures:
@@ -52,6 +58,10 @@ class Rank(FeatureMeasure):
 @measures.register("spectrum")
 class Spectrum(FeatureMeasure):
     """All eigenvalues of the features' covariance matrix, the largest first (FedBlade, Fig. 2)."""
+
+    reading: ClassVar[Mapping[str, str]] = {
+        "spectrum": "Where it falls steeply, features use few directions; a flat one uses many.",
+    }
 
     names: ClassVar[tuple[str, ...]] = ("spectrum",)
 

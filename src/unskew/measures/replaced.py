@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
@@ -71,6 +74,12 @@ def _shape(flat: Tensor, like: Tree) -> Tree:
 class Replaced(Measure):
     """Accuracy of each trained client on its own training samples with parameters of high Fisher information, or random
     ones, replaced by the received model's (FedAS, Fig. 3a)."""
+
+    reading: ClassVar[Mapping[str, str]] = {
+        "replaced_none": "Accuracy of clients on their own samples, as they are.",
+        "replaced_fisher": "The same with the most informative parameters as received; a drop: these are personal.",
+        "replaced_random": "The same with random parameters, to compare with.",
+    }
 
     share: float = param(default=0.05, gt=0, le=1, doc="how many of the trained parameters are replaced")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -42,6 +43,10 @@ class LayerScales(Reducer):
 @measures.register("scales")
 class Scales(UpdateMeasure):
     """FedSOL's Lambda after local training, its mean over each layer's parameters and over clients (FedSOL, Fig. 5)."""
+
+    reading: ClassVar[Mapping[str, str]] = {
+        "scales": "How far the weights of each layer move in local training, relative to their size.",
+    }
 
     reducer: ClassVar[Any] = LayerScales
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -25,6 +26,12 @@ def separability(features: Tensor, y: Tensor) -> Figures:
 @measures.register("separability")
 class Separability(FeatureMeasure):
     """Separability of the global model's features: distances within and between classes, and their ratio (FLFA)."""
+
+    reading: ClassVar[Mapping[str, str]] = {
+        "intra": "Distance of features to their class mean; lower: classes are tighter.",
+        "inter": "Distance between class means; higher: classes are further apart.",
+        "separability": "Distance between classes over distance within; higher: classes are easier to tell apart.",
+    }
 
     names: ClassVar[tuple[str, ...]] = ("intra", "inter", "separability")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from unskew.measures.base import Figures, measures
@@ -12,6 +13,12 @@ from unskew.methods.flfa.selection import similarity, skewness
 @measures.register("similarity")
 class Similarity(UpdateMeasure):
     """Layer similarity z: mean cosine of the clients' updates to their mean, per layer, and its skewness (FLFA)."""
+
+    reading: ClassVar[Mapping[str, str]] = {
+        "similarity": "1: the clients' updates of this layer point the same way; 0: they have nothing in common.",
+        "similarity_mean": "Higher: clients agree more about where to go, over all layers.",
+        "similarity_skewness": "Below 0: few layers disagree while most agree; above 0: few layers agree.",
+    }
 
     reducer: ClassVar[Any] = similarity
 

@@ -49,7 +49,7 @@ def table(
         return [tuple(value for value in values if value is not None) for values in found]
 
     def relative(figure: Callable[[Row], float]) -> list[tuple[float, ...]]:
-        return _relative(column(figure), [figure(cell.summary) for cell in by_method[first]])
+        return [_relative(figure, by_method[name], by_method[first]) for name in names]
 
     diverged = tuple(name for name in names if any(cell.summary["diverged"] for cell in by_method[name]))
 
@@ -119,6 +119,27 @@ def table(
         diverged=diverged,
         own=tuple(own) if mixed else (),
     )
+
+
+def list_figures(cells: Sequence[CellResult], metric: Metric = "last") -> dict[str, dict[str, dict[int, float]]]:
+    """What methods are judged by, under the table's headings: method → seed → per cent; none that diverged."""
+    given = list(dict.fromkeys(cell.method for cell in cells))
+    key = _metric_key(metric, cells[0].summary)
+    own = [cell for cell in cells if _has_own_models(cell)]
+    mixed = bool(own) and (len({cell.method for cell in own}) < len(given) or any(_has_global(c.summary) for c in own))
+    diverged = {cell.method for cell in cells if cell.summary["diverged"]}
+    kinds: dict[str, Callable[[Row], float | None]] = (
+        {"global %": lambda s: _global_accuracy(s, key), "personal %": lambda s: _own(s, key)}
+        if mixed
+        else {"accuracy %": lambda s: 100 * s["accuracy"][key] if key in s["accuracy"] else None}
+    )
+    found: dict[str, dict[str, dict[int, float]]] = {}
+    for heading, read in kinds.items():
+        for cell in cells:
+            value = read(cell.summary)
+            if value is not None and cell.method not in diverged:
+                found.setdefault(heading, {}).setdefault(cell.method, {})[cell.seed] = value
+    return found
 
 
 def _order(by_method: Mapping[str, list[CellResult]], own: Sequence[str], key: str) -> list[str]:
@@ -238,6 +259,9 @@ def _metric_key(metric: Metric, summary: Row) -> str:
     return key
 
 
-def _relative(values: list[tuple[float, ...]], first: Sequence[float]) -> list[tuple[float, ...]]:
+def _relative(
+    figure: Callable[[Row], float], cells: Sequence[CellResult], reference: Sequence[CellResult]
+) -> tuple[float, ...]:
     """Each seed's figure over the first method's under the same seed."""
-    return [tuple(v / one for v, one in zip(row, first, strict=True) if one > 0) for row in values]
+    one = {cell.seed: figure(cell.summary) for cell in reference}
+    return tuple(figure(cell.summary) / one[cell.seed] for cell in cells if one.get(cell.seed, 0) > 0)

@@ -39,6 +39,7 @@ from unskew.runs.client_store import SavedStates, StateStore
 from unskew.runs.config import RECORDED, CodeChange, Run
 from unskew.runs.evaluation import evaluate_clients, evaluate_global, find_due
 from unskew.runs.folder import Row, RunFolder
+from unskew.runs.labels import write_labels
 from unskew.runs.last_test import FIGURES, arrange_tests, read_confusion, write_tests
 from unskew.runs.models import Models, find_unused
 from unskew.runs.state_file import NAME, SERVER_NAME
@@ -157,6 +158,8 @@ def start(
         folder.create(config)
         with folder.lock():
             task.federation.partition.save(folder.split)
+            if executor is make_executor:  # else the data may be elsewhere
+                write_labels(folder, task.federation)
             return _Loop(config, task, folder, watch, executor).run(server)
 
 
@@ -189,6 +192,7 @@ def resume(
         task = prepared.task
         if not has_split:
             task.federation.partition.save(folder.split)
+            write_labels(folder, task.federation)
         folder.drop_torn_lines()
         recorded = {key: getattr(config, key) for key in RECORDED}
         return _Loop(replace(settle(prepared.config, task), **recorded), task, folder, watch).run()

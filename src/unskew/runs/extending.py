@@ -14,7 +14,7 @@ from pathlib import Path
 
 from unskew.base import storage, user_code
 from unskew.base.errors import InputError, let_pass
-from unskew.runs import checkpoint
+from unskew.runs import checkpoint, labels
 from unskew.runs.config import Extension, Run
 from unskew.runs.evaluation import find_due
 from unskew.runs.folder import Row, RunFolder
@@ -101,6 +101,8 @@ def take_over(
         shutil.rmtree(part.place, ignore_errors=True)  # of a killed process
         part.place.mkdir(parents=True)
         shutil.copy(old.split, part.split)
+        if (old.place / labels.NAME).exists():
+            shutil.copy(old.place / labels.NAME, part.place / labels.NAME)
         _copy_rows(old, part, run)
         checkpoint.copy(
             found, old.checkpoints, part.checkpoints, identity, part.mark_rows(), part.measure_client_rows()

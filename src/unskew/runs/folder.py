@@ -2,6 +2,7 @@
 
     run.toml           the resolved run; its hash names the run
     split.json         which client holds which samples
+    labels.json        how many of each class, see runs/labels.py
     rounds.jsonl       one object a round, round 0 being the initial model
     clients.jsonl      one object a client and round, and one a client and test
     checkpoint/        the newest states, see runs/checkpoint.py

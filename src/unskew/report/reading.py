@@ -1,0 +1,222 @@
+"""Runs read from their folders for a report: no code of the user's, no data, nothing run again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from unskew.base.errors import InputError, let_pass
+from unskew.runs.config import read_file
+from unskew.runs.folder import Row, RunFolder
+from unskew.runs.labels import Labels, read_labels
+from unskew.runs.last_test import read_confusion
+from unskew.runs.saved import SavedRun
+from unskew.runs.summary import GLOBAL, summarise_rows
+
+SETTING = ("data", "split", "model", "clients", "sample", "rounds")
+"""What runs must have in common to be compared with each other."""
+MOST_VISITS = 4000
+"""Rows about clients' weights that are kept of a run."""
+
+
+@dataclass(frozen=True)
+class ReadRun:
+    """A run as its folder tells it."""
+
+    path: Path
+    method: str
+    about: Row
+    output: str
+    """Which model is the method's product: `global`, `personal`, `both` or `tuned`."""
+    summary: Row | None
+    """Of an unfinished run what its rows say so far; None where no round was tested yet."""
+    rounds: list[Row]
+    finished: bool
+    options: Row
+    """What run.toml holds."""
+    run_file: str
+    accuracies: list[float] = field(default_factory=list)
+    """Of the clients, each on its own test set, in the last round that tested them."""
+    weighed: list[Row] = field(default_factory=list)
+    """Visits that noted a Fisher weight (FedAS)."""
+    labels: Labels | None = None
+    classes: list[str] = field(default_factory=list)
+
+    @property
+    def seed(self) -> int:
+        """The run's seed."""
+        return int(self.about["seed"])
+
+    @property
+    def setting(self) -> tuple[str, ...]:
+        """Everything that a comparison holds fixed, as texts."""
+        return tuple(str(self.about[key]) for key in SETTING)
+
+    @property
+    def done(self) -> int:
+        """The rounds so far."""
+        return max((row["round"] for row in self.rounds), default=0)
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """All that a report is made of."""
+
+    runs: list[ReadRun]
+    problems: list[str] = field(default_factory=list)
+    """Runs that could not be read, a line each."""
+    tables: list[Row] = field(default_factory=list)
+    """The table.json of comparisons among the folders."""
+
+
+def gather(paths: Sequence[Path]) -> Gathered:
+    """The runs of these folders: runs, comparisons, or folders that hold some; of a comparison those it compared."""
+    found: dict[Path, None] = {}
+    tables: list[Row] = []
+    for path in paths:
+        own = find_folders(path, tables)
+        if not own:
+            raise InputError(f"there are no runs in {path}; give the folder of a run or a comparison")
+        found |= dict.fromkeys(own)
+    runs: list[ReadRun] = []
+    problems: list[str] = []
+    for folder in found:
+        try:
+            runs.append(read_run(folder))
+        except InputError as error:
+            problems.append(str(error))
+    if not runs:
+        raise InputError(problems[0])
+    return Gathered(_tell_apart(runs), problems, tables)
+
+
+def find_folders(path: Path, tables: list[Row]) -> list[Path]:
+    """The folders of runs in a folder, in the order of the comparisons that they are of; adds these to `tables`."""
+    if not path.is_dir():
+        raise InputError(f"{path} is no folder; give the folder of a run or a comparison")
+    if (path / "run.toml").is_file():
+        return [path]
+    compared = _read_table(path / "table.json")
+    if compared is not None:
+        listed = [path / "runs" / name for name in compared["comparison"]["runs"]]
+        if there := [folder for folder in listed if (folder / "run.toml").is_file()]:
+            tables.append(compared)
+            return there
+    inside = [each for each in path.iterdir() if each.is_dir() and each.name != "trials" and each.name[0] != "."]
+    return [run for each in sorted(inside, key=_begun) for run in find_folders(each, tables)]
+
+
+def _begun(folder: Path) -> tuple[float, str]:
+    file = folder / "split.json"  # is written once
+    return (file if file.exists() else folder).stat().st_mtime, folder.name
+
+
+def _read_table(path: Path) -> Row | None:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        names = found["comparison"]["runs"]
+        return found if isinstance(found["rows"], list) and all(isinstance(name, str) for name in names) else None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        let_pass(error)
+        return None
+
+
+def read_run(path: Path) -> ReadRun:
+    """A run's folder, finished or not."""
+    run, folder, options = SavedRun(path), RunFolder.at(path), read_file(path / "run.toml")
+    rows = run.rounds
+    finished = run.finished
+    foreign = bool(options.get("plugins") or options.get("code"))
+    if finished:
+        summary: Row | None = run.summary
+    else:
+        summary = _sum_up_so_far(rows, options)
+    about = _describe(options, summary if finished else None) if foreign else run.about
+    output = _guess_output(summary, rows) if foreign else run.output
+    accuracies, weighed = _read_clients(folder)
+    return ReadRun(
+        path, str(about["method"]), about, output, summary, rows, finished, options,
+        (path / "run.toml").read_text(encoding="utf-8"), accuracies, weighed, labels := read_labels(path),
+        labels.classes if labels else _find_classes(path),
+    )  # fmt: skip
+
+
+def _sum_up_so_far(rows: list[Row], options: Row) -> Row | None:
+    evaluation = options.get("evaluation")
+    last_k = evaluation.get("last_k", 10) if isinstance(evaluation, dict) else 10
+    try:
+        return summarise_rows(rows, int(last_k), "", True)
+    except (InputError, KeyError, TypeError, ValueError, IndexError):
+        return None
+
+
+def _describe(options: Row, summary: Row | None) -> Row:
+    """What was run, where it takes the user's code to say it: the summary's words, else names."""
+    said = {key: value for key, value in (summary or {}).items() if key != "rounds"}  # those that were run, there
+    names = {key: value.get("name", "?") if isinstance(value, dict) else value for key, value in options.items()}
+    return {key: said.get(key, names.get(key)) for key in ("method", "seed", *SETTING)}
+
+
+def _guess_output(summary: Row | None, rows: list[Row]) -> str:
+    if summary is None:
+        return "global" if any("accuracy" in row for row in rows) else "personal"
+    if not str(summary["accuracy_of"]).startswith(GLOBAL):
+        return "personal"
+    return "both" if "personal_accuracy" in summary else "global"
+
+
+def _read_clients(folder: RunFolder) -> tuple[list[float], list[Row]]:
+    """The accuracies of the last test of clients, and the visits that noted a Fisher weight."""
+    newest = -1
+    tests: dict[int, float] = {}
+    weighed: list[Row] = []
+    for row in folder.client_rows():
+        if "accuracy" in row:
+            if row["round"] > newest:
+                newest, tests = row["round"], {}
+            if row["accuracy"] is not None:
+                tests[row["client"]] = float(row["accuracy"])
+        elif "fisher_alpha" in row and len(weighed) < MOST_VISITS:
+            weighed.append(row)
+    return list(tests.values()), weighed
+
+
+def _find_classes(path: Path) -> list[str]:
+    try:
+        return list(read_confusion(path).classes)
+    except InputError:
+        return []
+
+
+def _tell_apart(runs: list[ReadRun]) -> list[ReadRun]:
+    """Runs of one method, seed and setting get the options in which they differ behind the method's name."""
+    alike: dict[Any, list[ReadRun]] = {}
+    for run in runs:
+        alike.setdefault((run.setting, run.method), []).append(run)
+    named: dict[Path, str] = {}
+    for group in alike.values():
+        if len({run.seed for run in group}) == len(group):
+            continue
+        flat = [_flatten(run.options) for run in group]
+        keys = [key for key in flat[0] if len({str(own.get(key)) for own in flat}) > 1 and key not in _NOT_TOLD]
+        for run, own in zip(group, flat, strict=True):
+            words = ", ".join(f"{key.rpartition('.')[2]}={own.get(key)}" for key in keys[:3])
+            named[run.path] = f"{run.method} [{words or run.path.name}]"
+        texts = [(named[run.path], run.seed) for run in group]
+        for run in group:
+            if texts.count((named[run.path], run.seed)) > 1:
+                named[run.path] = f"{run.method} [{run.path.name}]"
+    return [replace(run, method=named.get(run.path, run.method)) for run in runs]
+
+
+_NOT_TOLD = ("seed", "begun_in")
+
+
+def _flatten(table: Row, above: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        found |= _flatten(value, f"{above}{key}.") if isinstance(value, dict) else {f"{above}{key}": value}
+    return found
