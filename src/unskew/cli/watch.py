@@ -178,7 +178,9 @@ def _draw_many(view: View, folder: Path, on: Console, room: int) -> RenderableTy
         left = name == "phase"
         table.add_column(name, header_style="bold", no_wrap=True, width=width, justify="left" if left else "right")
     if curve:
-        table.add_column("accuracy over rounds"[: max(curve, 8)], header_style="bold", no_wrap=True, width=curve)
+        table.add_column(
+            "accuracy over rounds" if curve >= 20 else "accuracy", header_style="bold", no_wrap=True, width=curve
+        )
     values = [value for run in view.runs for value in run.curve]
     low, high = (min(values), max(values)) if values else (0.0, 1.0)
     for run, name in zip(shown, names, strict=True):
@@ -186,7 +188,8 @@ def _draw_many(view: View, folder: Path, on: Console, room: int) -> RenderableTy
         cells = [Text(_fill(run, column), style=LOOKS[run.phase] if column == "phase" else "") for column in columns]
         table.add_row(Text(name), *cells, *([Text(spark, style="blue")] if curve else []))
     counts = ", ".join(f"{count} {phase}" for phase, count in view.counts.items())
-    heading = Text(f"{folder}: {count_of(len(view.runs), 'run')}, {counts}", style="bold")
+    heading = Text(f"{folder}: {count_of(len(view.runs), 'run')}, {counts}", style="bold", no_wrap=True)
+    heading.overflow = "ellipsis"
     parts: list[RenderableType] = [heading, table]
     if hidden := len(view.runs) - len(shown):
         parts.append(Text(f"and {count_of(hidden, 'more run')}, which do not fit here", style="dim"))
