@@ -77,6 +77,8 @@ def test_a_pdf_has_its_width_and_its_fonts(tmp_path):
     assert width == pytest.approx(8.4 / 2.54 * 72, abs=0.1)
     text = data + b"".join(_inflate(part) for part in re.findall(rb"stream\n(.*?)\nendstream", data, re.S))
     assert b"/FontFile2" in text and b"/Type3" not in text
+    figure.savefig(tmp_path / "plain.pdf")
+    assert b"/Type3" not in (tmp_path / "plain.pdf").read_bytes()
     save(figure, tmp_path / "again.pdf")
     assert (tmp_path / "again.pdf").read_bytes() == data
 

@@ -131,7 +131,6 @@ def _draw_one(run: RunView, on: Console) -> RenderableType:
     lines.add_column(overflow="fold")
     seed = "" if run.seed is None else f", seed {run.seed}"
     lines.add_row("run", Text(f"{run.method}{seed}", style="bold"))
-    lines.add_row("folder", str(run.path))
     share = run.done / run.rounds if run.rounds else 0.0
     bar = max(min(width - 40, 40), 0)
     filled = round(bar * share)
@@ -139,6 +138,8 @@ def _draw_one(run: RunView, on: Console) -> RenderableType:
     done.append(("#" if _is_plain(on) else "━") * filled, style="cyan")
     done.append(("-" if _is_plain(on) else "─") * (bar - filled), style="dim")
     lines.add_row("phase", Text(run.phase, style=LOOKS[run.phase]))
+    if run.note:
+        lines.add_row("", Text(run.note, style="yellow"))
     lines.add_row("progress", done)
     if run.curve:
         low, high = min(run.curve), max(run.curve)
@@ -156,8 +157,7 @@ def _draw_one(run: RunView, on: Console) -> RenderableType:
         lines.add_row("clients", f"{run.excluded} replies excluded, {run.dropped} dropped out")
     if run.memory is not None:
         lines.add_row("memory", _describe_bytes(run.memory))
-    if run.note:
-        lines.add_row("note", Text(run.note, style="yellow"))
+    lines.add_row("folder", str(run.path))
     return lines
 
 

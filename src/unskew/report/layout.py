@@ -16,6 +16,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 
+FONTS: dict[Any, Any] = {"pdf.fonttype": 42, "ps.fonttype": 42}
 CM = 1 / 2.54
 """Inches."""
 DPI = 150
@@ -30,7 +31,12 @@ HANDLE, TEXT_PAD, COLUMN_PAD = 1.9, 0.6, 1.4
 
 
 class Picture(Figure):
-    """A matplotlib figure that notebooks show, whether pyplot is there or not."""
+    """A matplotlib figure that notebooks show, whether pyplot is there or not; its PDFs embed their fonts as fonts."""
+
+    def savefig(self, fname: Any, **options: Any) -> None:
+        """Writes it, as matplotlib does."""
+        with mpl.rc_context(FONTS):
+            super().savefig(fname, **options)
 
     def _repr_png_(self) -> bytes:
         file = io.BytesIO()
@@ -218,8 +224,8 @@ def _measure_text(renderer: Any, figure: Figure, text: str, size: float) -> floa
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Writes a figure, its fonts embedded as fonts; the same bytes for the same figure."""
+    """Writes a figure; the same bytes for the same figure."""
     kind = path.suffix.lower().lstrip(".")
     dates: dict[str, dict[str, Any]] = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
-    with mpl.rc_context({"pdf.fonttype": 42, "ps.fonttype": 42, "svg.hashsalt": "unskew"}):
+    with mpl.rc_context(FONTS | {"svg.hashsalt": "unskew"}):
         figure.savefig(path, facecolor="white", metadata=dates.get(kind))
