@@ -44,6 +44,10 @@ COMMANDS = {
         "look.plot",
         "Draws the accuracy of runs over rounds into one picture; runs of one method are seeds of one line.",
     ),
+    "watch": (
+        "watch.watch",
+        "Shows runs while they go on, from another terminal or machine: curves, phase, time left; or as a local page.",
+    ),
     "report": (
         "report.report",
         "Writes runs and comparisons as one interactive page, from their folders alone; finished or not.",

@@ -9,13 +9,15 @@ from typing import Annotated
 
 import typer
 
+from unskew.base.display import X
 from unskew.base.errors import InputError
 from unskew.base.text import count_of
 from unskew.cli.output import console, make_table, note, print_json, show_result
 from unskew.cli.shared_flags import Json
 from unskew.report.confusion_plot import plot_confusion
-from unskew.report.curves import collect_panels, plot_panels
+from unskew.report.figures import Played, draw_runs, read_width
 from unskew.report.files import draw_whole
+from unskew.report.layout import save
 from unskew.runs.folder import Row
 from unskew.runs.saved import SavedRun, find_runs
 
@@ -118,6 +120,12 @@ def plot(
     paths: Annotated[list[Path], typer.Argument(metavar="RUN…", help="folders of runs, or folders that hold some")],
     out: Annotated[Path, typer.Option("--out", "-o", help="the picture: .png, .pdf or .svg")] = Path("curves.png"),
     title: Annotated[str, typer.Option(help="the line above it")] = "",
+    width: Annotated[
+        str,
+        typer.Option(help="for a paper, without a title of its own: column (8.4 cm), full (17.4 cm) or centimetres"),
+    ] = "",
+    measure: Annotated[str, typer.Option(help="a recorded measure instead of accuracy, such as drift")] = "",
+    x: Annotated[X, typer.Option("--x", help="what it is drawn over: bytes and seconds add up over rounds")] = "rounds",
     confusion: Annotated[
         bool, typer.Option("--confusion", help="one run's confusion matrix after the last round instead")
     ] = False,
@@ -126,15 +134,22 @@ def plot(
     if out.suffix.lower() not in KINDS:
         raise InputError(f"--out expects the name of a {', '.join(KINDS)} file, got '{out}'")
     if confusion:
+        if measure or width or x != "rounds":
+            raise InputError("--confusion goes without --measure, --width and --x; leave them out")
         _draw_confusion(paths, out, title)
         return
+    if width:
+        read_width(width)  # before anything takes time
     runs = [run for path in paths for run in find_runs(path)]
-    panels = collect_panels([(run.about["method"], run.output, run.rounds) for run in runs])
-    if not any(panels.values()):
+    played = [Played(run.about["method"], run.output, run.rounds) for run in runs]
+    if not any(run.curve for run in runs):
         raise InputError(f"nothing to draw: no round of {', '.join(map(str, paths))} was tested yet")
-    above = title or _make_title([run.about for run in runs])
-    draw_whole(out, lambda part: plot_panels(panels, part, above))
+    above = title or ("" if width else _make_title([run.about for run in runs]))
+    figure = draw_runs(played, measure=measure or None, x=x, width=width or None, title=above)
+    draw_whole(out, lambda part: save(figure, part))
     console.print(f"wrote {out}: {count_of(len(runs), 'run')}", soft_wrap=True)
+    if width and len({run.method for run in played}) < len(played):
+        console.print("for the caption: lines are means over seeds, bands ± 1 standard deviation", style="dim")
 
 
 def _draw_confusion(paths: Sequence[Path], out: Path, title: str) -> None:

@@ -1,9 +1,13 @@
-"""Progress on standard error: a bar in a terminal, plain lines elsewhere."""
+"""Progress: a bar in a terminal (standard error) or a notebook (below its cell), plain lines elsewhere."""
 
 from __future__ import annotations
 
+import itertools
+import sys
 import time
+from html import escape
 from types import TracebackType
+from typing import Any, Protocol
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -14,9 +18,94 @@ from unskew.runs.config import Run
 from unskew.runs.folder import Row
 
 
-def make_bars(quiet: bool) -> Progress | None:
-    """A display of bars in a terminal; None: lines, or nothing."""
-    if quiet or not errors.is_terminal:
+class Bars(Protocol):
+    """A display of bars, as rich has it."""
+
+    def add_task(self, description: str, *, total: float | None, figures: str) -> Any:
+        """A new bar; gives its number."""
+        ...
+
+    def update(self, task_id: Any, **fields: Any) -> None:
+        """Moves a bar."""
+        ...
+
+    def remove_task(self, task_id: Any) -> None:
+        """Takes a bar away."""
+        ...
+
+    def start(self) -> None:
+        """Begins to show them."""
+        ...
+
+    def stop(self) -> None:
+        """Ends it, and leaves no bar behind."""
+        ...
+
+
+class NotebookBars:
+    """Bars below a notebook's cell, which every notebook can show; gone when the work is done."""
+
+    def __init__(self) -> None:
+        from IPython.display import display
+
+        self._bars: dict[int, dict[str, Any]] = {}
+        self._shown_at, self._numbers = 0.0, itertools.count()
+        self._handle = display(self._make(), display_id=True)  # type: ignore[no-untyped-call]
+
+    def add_task(self, description: str, *, total: float | None, figures: str) -> int:
+        """A new bar; gives its number."""
+        number = next(self._numbers)
+        self._bars[number] = {"description": description, "total": total, "figures": figures, "completed": 0}
+        self._show()
+        return number
+
+    def update(self, task_id: int, **fields: Any) -> None:
+        """Moves a bar; shown a few times a second."""
+        self._bars[task_id] |= fields
+        if time.monotonic() - self._shown_at >= 0.2:
+            self._show()
+
+    def remove_task(self, task_id: int) -> None:
+        """Takes a bar away."""
+        self._bars.pop(task_id, None)
+        self._show()
+
+    def start(self) -> None:
+        """They are there from the beginning."""
+
+    def stop(self) -> None:
+        """Takes all bars away."""
+        self._bars.clear()
+        self._show()
+
+    def _show(self) -> None:
+        self._shown_at = time.monotonic()
+        self._handle.update(self._make())
+
+    def _make(self) -> Any:
+        from IPython.display import HTML
+
+        lines = (
+            f"<div><code>{escape(bar['description'])}</code> <progress value='{bar['completed']}' max='{bar['total']}'>"
+            f"</progress> {bar['completed']}/{bar['total']} {escape(bar['figures'])}</div>"
+            for bar in self._bars.values()
+        )
+        return HTML("".join(lines))  # type: ignore[no-untyped-call]
+
+
+def is_notebook() -> bool:
+    """Whether a notebook's kernel runs this program."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return hasattr(shell, "kernel")
+
+
+def make_bars(quiet: bool) -> Bars | None:
+    """A display of bars in a terminal or notebook; None: lines, or nothing."""
+    if quiet:
+        return None
+    if is_notebook():
+        return NotebookBars()
+    if not errors.is_terminal:
         return None
     return Progress(
         TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(),
@@ -27,7 +116,7 @@ def make_bars(quiet: bool) -> Progress | None:
 class RoundProgress:
     """Shows a run's rounds as they end; quiet shows nothing."""
 
-    def __init__(self, title: str, rounds: int, quiet: bool = False, bars: Progress | None = None) -> None:
+    def __init__(self, title: str, rounds: int, quiet: bool = False, bars: Bars | None = None) -> None:
         self.title, self.rounds, self.quiet = title, rounds, quiet
         self._bar, self._shared = bars, bars is not None
         """A display of its own, or one with the bars of other runs."""
@@ -87,7 +176,7 @@ class Announcer:
 
     def __init__(self, quiet: bool, tell_data: bool = False) -> None:
         self.quiet, self._tell_data = quiet, tell_data
-        self._bars: Progress | None = None
+        self._bars: Bars | None = None
 
     def __enter__(self) -> Announcer:
         self._bars = make_bars(self.quiet)

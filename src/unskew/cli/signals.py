@@ -71,6 +71,14 @@ def was_received() -> bool:
     return _state.received is not None
 
 
+def take_interrupt() -> bool:
+    """Takes a Ctrl-C as the way to leave a viewer, which is no error; False: another signal came."""
+    if _state.received not in (None, signal.SIGINT):
+        return False
+    _state.received = None
+    return True
+
+
 def exit_code() -> int:
     """128 and the number of the signal, as a shell has it; Ctrl-C where there was none."""
     return 128 + (_state.received or signal.SIGINT)

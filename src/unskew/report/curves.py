@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+
+from unskew.base.text import count_of
+from unskew.report.layout import Block, Picture, arrange, save, start_figure
 
 # Okabe and Ito's colours, told apart by colour-blind readers too; line styles repeat the distinction
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 STYLES = ("-", "--", "-.", ":")
 GREY = "#c3cad1"
-MOST = 8
+MOST = 14
 """With more lines than this, the best are coloured and the rest is grey."""
 BEST = 6
+STEPS = (1, 2, 2.5, 5, 10)
+"""Of ticks."""
 LONGEST = 24
 """Letters of a method's name in a legend."""
 
@@ -57,83 +61,128 @@ def collect_panels(runs: Sequence[tuple[str, str, Sequence[Mapping[str, Any]]]])
     return panels if len(panels) > 1 else {"": next(iter(panels.values()), {})}
 
 
+@dataclass(frozen=True)
+class Look:
+    """What a picture is for: its width, its letters, what its axes say."""
+
+    width: float = 18.3
+    """In centimetres."""
+    size: float = 8.0
+    """Of letters, in points."""
+    values: bool = True
+    """Whether the legend has the last values and says what bands are; a paper's caption does that."""
+    x: str = "round"
+    y: str = "test accuracy (%)"
+    percent: bool = True
+    positions: Mapping[str, Mapping[int, float]] | None = None
+    """Where a method's rounds stand on the x axis, if not at their numbers."""
+
+    @property
+    def across(self) -> int:
+        """Panels beside each other."""
+        return 2 if self.width > NARROW else 1
+
+
+NARROW = 12.0
+"""Centimetres: in narrower pictures panels stand below each other."""
+
+
 def plot_curves(curves: Curves, path: Path, title: str) -> None:
     """Mean accuracy in per cent over rounds; the band is one standard deviation over seeds."""
     plot_panels({"": curves}, path, title)
 
 
-def plot_panels(panels: Mapping[str, Curves], path: Path, title: str) -> None:
-    """The same beside each other for each kind of accuracy, with a heading each where there are several."""
+def plot_panels(panels: Mapping[str, Curves], path: Path, title: str, look: Look | None = None) -> None:
+    """The same for each kind of accuracy, with a heading each where there are several, as a file."""
+    save(draw_panels(panels, title, look), path)
+
+
+def draw_panels(panels: Mapping[str, Curves], title: str = "", look: Look | None = None) -> Picture:
+    """The curves of each kind as a figure: legends below, so that they hide nothing and no axes shrink for them."""
+    look = look or Look()
     panels = {
         heading: {name: seeds for name, seeds in curves.items() if any(seeds)} for heading, curves in panels.items()
     }
-    lines = max(min(len(curves), MOST + 1) for curves in panels.values())
-    crowded = len(panels) > 1 or lines > 4  # then the legend would hide curves
-    rows = -(-lines // _columns(panels)) if crowded else 0
-    figure = Figure(figsize=(7.2 if len(panels) == 1 else 10.4, 4.2 + 0.2 * rows), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
-    figure.suptitle(title, x=0.01, ha="left", fontsize=10)
+    figure, blocks = start_figure(look.width), []
+    across = min(look.across, len(panels))
+    chosen = {heading: highlight(curves) for heading, curves in panels.items()}
+    order = list(dict.fromkeys(name for names in chosen.values() for name in names))  # one colour in all panels
     for number, (heading, curves) in enumerate(panels.items(), 1):
-        axes = figure.add_subplot(1, len(panels), number, sharey=figure.axes[0] if figure.axes else None)
-        _draw(axes, curves)
-        axes.set_ylabel("test accuracy (%)" if number == 1 else "")
-        axes.set_title(heading, loc="left", fontsize=9)
-        if crowded:
-            below: Any = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.12), "ncols": _columns(panels)}
-            axes.legend(frameon=False, fontsize=8, title=_explain(curves), title_fontsize=7, **below)
-        else:
-            axes.legend(frameon=False, fontsize=9, title=_explain(curves), title_fontsize=8)
-    figure.savefig(path)
+        axes = figure.add_subplot(-(-len(panels) // across), across, number)
+        blocks.append(_draw(axes, curves, chosen[heading], order, look, heading))
+        axes.set_ylabel(look.y if (number - 1) % across == 0 else "", fontsize=look.size)
+    if len(blocks) > 1 and look.percent:
+        limits = [block.axes.get_ylim() for block in blocks]
+        for block in blocks:
+            block.axes.set_ylim(min(low for low, _ in limits), max(high for _, high in limits))
+    arrange(figure, blocks, across, _find_height(look.width / across), look.size, title)
+    return figure
+
+
+def _find_height(width: float) -> float:
+    """Of axes, in centimetres, for panels of this width."""
+    return min(max(0.55 * width, 3.5), 8.5)
 
 
 def _explain(curves: Curves) -> str:
     """What the legend's figures are, and the bands where there are some."""
     bands = any(len(seeds) > 1 for seeds in curves.values())
-    return "in brackets: the last round" + "; band: ± 1 standard deviation over seeds" * bands
-
-
-def _columns(panels: Mapping[str, Curves]) -> int:
-    return 3 if len(panels) == 1 else 2
+    return "In brackets: the last round." + " Band: ± 1 standard deviation over seeds." * bands
 
 
 def highlight(curves: Curves) -> list[str]:
     """The methods that get a colour: all of a few; of many, the first, whom others are compared with, and the best."""
     if len(curves) <= MOST:
         return list(curves)
-    last = {name: _sum_up(seeds)[1][-1] for name, seeds in curves.items() if any(seeds)}
+    last = {name: _sum_up(seeds, Look())[1][-1] for name, seeds in curves.items() if any(seeds)}
     best = sorted(last, key=lambda name: -last[name])[:BEST]
     return [name for name in curves if name in best or name == next(iter(curves))]
 
 
-def _draw(axes: Axes, curves: Curves) -> None:
-    coloured = highlight(curves)
+def _draw(axes: Axes, curves: Curves, coloured: Sequence[str], order: Sequence[str], look: Look, heading: str) -> Block:
+    """Draws a panel; gives it with what stands below it."""
+    summed = {name: _sum_up(seeds, look, name) for name, seeds in curves.items()}
     grey = [name for name in curves if name not in coloured]
-    by_accuracy = sorted(coloured, key=lambda name: -_sum_up(curves[name])[1][-1]) if grey else coloured
-    for name in by_accuracy:
-        rounds, mean, std = _sum_up(curves[name])
-        colour, style = _look(coloured.index(name))
+    last = {name: mean[-1] for name, (_, mean, _) in summed.items()}
+    if grey:
+        coloured, grey = (sorted(names, key=lambda name: -last[name]) for names in (coloured, grey))
+    wide = 1.8 if look.width > NARROW else 1.3
+    handles, labels = [], []
+    for name in coloured:
+        where, mean, std = summed[name]
+        colour, style = _look(order.index(name))
         # a single point is a test after the last round
-        marker: Any = {"marker": "o", "markersize": 5} if len(rounds) == 1 else {}
-        axes.plot(
-            rounds,
-            mean,
-            color=colour,
-            linestyle=style,
-            linewidth=1.8,
-            label=f"{shorten(name)}  ({mean[-1]:.1f} %)",
-            **marker,
-        )
+        marker: Any = {"marker": "o", "markersize": 4} if len(where) == 1 else {}
+        handles += axes.plot(where, mean, color=colour, linestyle=style, linewidth=wide, **marker)
+        labels.append(f"{shorten(name)}  ({_describe(last[name], look)})" if look.values else shorten(name))
         if len(curves[name]) > 1:
-            axes.fill_between(rounds, mean - std, mean + std, color=colour, alpha=0.12 if grey else 0.15, linewidth=0)
-    for number, name in enumerate(grey):
-        rounds, mean, _ = _sum_up(curves[name])
-        label = f"{len(grey)} others  (up to {max(_sum_up(curves[each])[1][-1] for each in grey):.1f} %)"
-        axes.plot(rounds, mean, color=GREY, linewidth=0.9, zorder=1, label=label if number == 0 else None)
-    axes.set_xlabel("round")
+            axes.fill_between(where, mean - std, mean + std, color=colour, alpha=0.12 if grey else 0.15, linewidth=0)
+    for name in grey:
+        drawn = axes.plot(summed[name][0], summed[name][1], color=GREY, linewidth=wide / 2, zorder=1)
+        if name == grey[0]:
+            handles += drawn
+            labels.append(f"{count_of(len(grey), 'other')} (below)" if look.values else count_of(len(grey), "other"))
+    tidy(axes, look.x, look.size, whole=look.positions is None)
+    words = [_explain(curves)] if look.values else []
+    if grey:
+        listed = (f"{shorten(n)} {_describe(last[n], look)}" if look.values else shorten(n) for n in grey)
+        words.append(f"Grey, the {'best' if look.percent else 'highest'} first: {', '.join(listed)}.")
+    return Block(axes, handles, labels, " ".join(words), heading)
+
+
+def tidy(axes: Axes, x: str, size: float, whole: bool = True) -> None:
+    """The house's look of axes over rounds; `whole`: ticks at whole numbers."""
+    axes.set_xlabel(x, fontsize=size)
+    axes.tick_params(labelsize=size - 0.5)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     axes.margins(x=0.01)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=whole, steps=STEPS))
+    axes.yaxis.set_major_locator(MaxNLocator(6, steps=STEPS))
+
+
+def _describe(value: float, look: Look) -> str:
+    return f"{value:.1f} %" if look.percent else f"{value:.3g}"
 
 
 def shorten(name: str) -> str:
@@ -145,15 +194,16 @@ def _look(place: int) -> tuple[str, str]:
     return COLOURS[place % len(COLOURS)], STYLES[place % len(STYLES)]
 
 
-def _sum_up(seeds: Sequence[Curve]) -> tuple[Floats, Floats, Floats]:
-    """Rounds, and mean and deviation in per cent over the seeds that reached them: one that diverged ends early."""
+def _sum_up(seeds: Sequence[Curve], look: Look, name: str = "") -> tuple[Floats, Floats, Floats]:
+    """Places on the x axis, and mean and deviation over the seeds that came so far: one that diverged ends early."""
     points: dict[int, list[float]] = {}
     for round_, value in (point for curve in seeds for point in curve):
-        points.setdefault(round_, []).append(100 * value)
+        points.setdefault(round_, []).append((100 if look.percent else 1) * value)
     rounds = sorted(points)
+    where = rounds if look.positions is None else [look.positions[name][round_] for round_ in rounds]
     means = np.array([np.mean(points[round_]) for round_ in rounds])
     stds = np.array([np.std(points[round_], ddof=1) if len(points[round_]) > 1 else 0.0 for round_ in rounds])
-    return np.array(rounds, dtype=np.float64), means, stds
+    return np.array(where, dtype=np.float64), means, stds
 
 
 def plot_measures(
@@ -164,38 +214,28 @@ def plot_measures(
     `methods`: all of the comparison, in its order, so that each has the colour that it has elsewhere. Of many, those in
     `coloured` have one, and the rest is grey.
     """
-    across = min(3, len(series))
-    down = -(-len(series) // across)
+    save(draw_measures(series, methods, coloured), path)
+
+
+def draw_measures(series: Mapping[str, Curves], methods: Sequence[str], coloured: Sequence[str] = ()) -> Picture:
+    """The same as a figure."""
     chosen = list(methods) if len(methods) <= MOST else [name for name in methods if name in coloured][: 2 * BEST]
-    figure = Figure(figsize=(3.6 * across, 2.6 * down + 0.5), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
+    across = min(3, len(series))
+    look = Look(width=9.2 * across if across < 3 else 24.0, percent=False)
+    figure, blocks = start_figure(look.width), []
+    handles: dict[str, Any] = {}
     for number, (name, curves) in enumerate(series.items(), 1):
-        axes = figure.add_subplot(down, across, number)
+        axes = figure.add_subplot(-(-len(series) // across), across, number)
         for method in sorted(curves, key=lambda method: method in chosen):  # grey below the others
-            values: dict[int, list[float]] = {}
-            for round_, value in (point for curve in curves[method] for point in curve):
-                values.setdefault(round_, []).append(value)
-            rounds = sorted(values)
-            means = [float(np.mean(values[round_])) for round_ in rounds]
+            rounds, means, _ = _sum_up(curves[method], look)
             if method in chosen:
                 colour, style = _look(chosen.index(method))
-                axes.plot(rounds, means, linewidth=1.5, label=method, color=colour, linestyle=style)
+                (handles[method],) = axes.plot(rounds, means, linewidth=1.5, color=colour, linestyle=style)
             else:
-                axes.plot(rounds, means, linewidth=0.8, label="others", color=GREY)
-        axes.set_title(name.replace("_", " "), loc="left", fontsize=9)
-        axes.set_xlabel("round", fontsize=8)
-        axes.tick_params(labelsize=8)
-        axes.grid(alpha=0.25)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    handles = {label: line for ax in figure.axes for line, label in zip(*ax.get_legend_handles_labels(), strict=True)}
+                (handles["others"],) = axes.plot(rounds, means, linewidth=0.8, color=GREY, zorder=1)
+        tidy(axes, "round", look.size)
+        blocks.append(Block(axes, heading=name.replace("_", " ")))
     ordered = [label for label in (*methods, "others") if label in handles]
-    figure.legend(
-        [handles[label] for label in ordered],
-        [shorten(label) for label in ordered],
-        loc="outside lower center",
-        frameon=False,
-        fontsize=8,
-        ncols=across,
-    )
-    figure.savefig(path)
+    legend = Block(figure.axes[0], [handles[label] for label in ordered], [shorten(label) for label in ordered])
+    arrange(figure, blocks, across, 4.5, look.size, last=legend)
+    return figure

@@ -10,6 +10,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from unskew.base.display import show_progress
+from unskew.base.errors import InputError
 from unskew.base.process import default_to_cpu
 from unskew.core.method import Method
 from unskew.data.dataset import Dataset
@@ -53,20 +55,24 @@ def run(
     out: str | Path | None = None,
     data_dir: str | Path | None = None,
     watch: engine.Watch | None = None,
+    progress: bool = False,
     **options: Any,
 ) -> engine.Result:
     """Runs one method; `options` are those of the command line (`split="dirichlet:0.1"`, `clients=20`, `lr=0.05` …).
 
     A model may be your own `nn.Module` with the name of its last layer as `head`; data may be a `Dataset`. `plugin`
-    names Python files to import first; any other option is set by its path: `**{"local.drop_last": True}`.
+    names Python files to import first; any other option is set by its path: `**{"local.drop_last": True}`. `progress`
+    shows a bar, in notebooks too.
     """
     place = None if out is None else read_place("out", out)
     files, watcher = read_data_dir(data_dir), read_watch(watch)
     table = read_options(options, data, model, head, method=method)
     table["method"] = read_method(table["method"])
     dataset = data if isinstance(data, Dataset) else None
-    with _watch_data(dataset):
-        return engine.run(to_run(table), place, data_dir=files, dataset=dataset, watch=watcher)
+    config = to_run(table)
+    with _watch_data(dataset), show_progress(_read_progress(progress, watch)) as bars:
+        shown = bars(config, 1, 1) if bars else watcher
+        return engine.run(config, place, data_dir=files, dataset=dataset, watch=shown)
 
 
 @default_to_cpu()
@@ -166,13 +172,14 @@ def compare(
     head: str = "",
     data_dir: str | Path | None = None,
     jobs: int | None = 1,
+    progress: bool = False,
     **options: Any,
-) -> list[comparison.CellResult]:
+) -> comparison.Cells:
     """Runs each method under each seed on the same federations; finished runs in `out` are read back.
 
     Methods may be one text, as on the command line: "fedavg,fedprox(mu=0.1)"; "all", "all-global" and "all-personal"
     are all registered methods at their defaults. `jobs`: so many runs at a time, each in a forked process of its own;
-    None: one for each core.
+    None: one for each core. `progress` shows bars, in notebooks too.
     """
     place, files, numbers = read_place("out", out), read_data_dir(data_dir), read_seeds(seeds)
     at_once = read_jobs(jobs)
@@ -189,10 +196,12 @@ def compare(
     wanted = read_methods(methods)
     elsewhere = run_side_by_side(count_jobs(at_once, [config.execution]))
     dataset = data if isinstance(data, Dataset) else None
-    with _watch_data(dataset):
+    with _watch_data(dataset), show_progress(_read_progress(progress)) as bars:
         loaded = dataset if dataset is not None else load(config.data, files)
         fitting = drop_misfits(wanted, config, numbers[0], loaded)
-        return comparison.compare(config, fitting, numbers, place, data_dir=files, dataset=loaded, elsewhere=elsewhere)
+        return comparison.compare(
+            config, fitting, numbers, place, data_dir=files, dataset=loaded, announce=bars, elsewhere=elsewhere
+        )
 
 
 @default_to_cpu()
@@ -211,6 +220,7 @@ def tune(
     head: str = "",
     data_dir: str | Path | None = None,
     jobs: int | None = 1,
+    progress: bool = False,
     **options: Any,
 ) -> Tuning:
     """Tries settings of each method on validation data, as many for each, then runs the chosen ones on fresh seeds.
@@ -226,13 +236,21 @@ def tune(
     wanted = read_methods(methods)
     elsewhere = run_side_by_side(count_jobs(at_once, [config.execution]))
     dataset = data if isinstance(data, Dataset) else None
-    with _watch_data(dataset):
+    with _watch_data(dataset), show_progress(_read_progress(progress)) as bars:
         loaded = dataset if dataset is not None else load(config.data, files)
         fitting = drop_misfits(wanted, config, numbers[0], loaded)
         plan = tuning.make_plan(config, fitting, grid, budget, search, tuning_seeds, numbers, metric, loaded)
-        trials, tuned = tuning.tune(plan, loaded, place, elsewhere=elsewhere)
-        cells = tuning.compare_tuned(plan, tuned, loaded, place, elsewhere=elsewhere)
+        trials, tuned = tuning.tune(plan, loaded, place, announce=bars, elsewhere=elsewhere)
+        cells = tuning.compare_tuned(plan, tuned, loaded, place, announce=bars, elsewhere=elsewhere)
     return Tuning(trials, tuned, cells, (*fitting.notes, *tuning.explain(plan, loaded)))
+
+
+def _read_progress(given: Any, watch: engine.Watch | None = None) -> bool:
+    """Whether to show bars; nobody can watch beside them."""
+    wanted = read_truth("progress", given)
+    if wanted and watch is not None:
+        raise InputError("progress=True shows the rounds, and watch is told of them; give one of them")
+    return wanted
 
 
 @contextmanager

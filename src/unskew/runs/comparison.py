@@ -6,8 +6,9 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from unskew.base import display
 from unskew.base.errors import InputError
 from unskew.base.process import neutral_torch
 from unskew.base.registry import construct, to_table
@@ -20,6 +21,9 @@ from unskew.runs.config import Run, read_file
 from unskew.runs.folder import Row, RunFolder
 from unskew.runs.summary import read_finished
 from unskew.runs.tracked import show_saved
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 log = logging.getLogger(__name__)
 Metric = Literal["last", "last_k", "last_10_percent", "best_on_validation", "best_on_test"]
@@ -37,6 +41,26 @@ class CellResult:
     reused: bool
     output: str = ""
     """Which model is the method's product, as it declares."""
+
+
+class Cells(list[CellResult]):
+    """The runs of a comparison, one after the other; notebooks show their table and curves."""
+
+    def table(self, title: str = "", *, metric: Metric = "last", columns: str | Sequence[str] = ()) -> display.Shown:
+        """The comparison's table, which notebooks show; `print` gives Markdown, `.to_text("csv")` other forms."""
+        return display.make_table(self, title, metric=metric, columns=columns)
+
+    def plot(
+        self, measure: str | None = None, *, x: display.X = "rounds", width: str | float | None = None, title: str = ""
+    ) -> Figure:
+        """Accuracy of all methods as a matplotlib figure, over rounds, bytes or seconds; `measure`: a recorded one.
+
+        `width`: for a paper, "column", "full" or centimetres.
+        """
+        return display.draw(self, measure, x, width, title)
+
+    def _repr_html_(self) -> str:
+        return display.to_html(self)
 
 
 class Place(NamedTuple):
@@ -64,7 +88,7 @@ def compare(
     dataset: Dataset | None = None,
     announce: Announce | None = None,
     elsewhere: Elsewhere | None = None,
-) -> list[CellResult]:
+) -> Cells:
     """Runs every method under every seed; finished cells are read back, interrupted ones are resumed.
 
     `elsewhere`: who runs them side by side, if not this process one after the other.
@@ -92,9 +116,9 @@ def place_runs(wanted: Sequence[Run], data: Dataset, folder: Path) -> list[Place
 
 def compare_runs(
     places: Sequence[Place], announce: Announce | None = None, elsewhere: Elsewhere | None = None
-) -> list[CellResult]:
+) -> Cells:
     """Plays the cells of a comparison; those of one seed must have had the same federation."""
-    cells: list[CellResult] = []
+    cells = Cells()
     for cell in play_places(places, announce, elsewhere):
         cells.append(cell)
         _check_split(cells)

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
-from unskew.base import storage, tree, user_code
+from unskew.base import display, storage, tree, user_code
 from unskew.base.errors import InputError, SlotError, let_pass
 from unskew.base.json_text import to_json
 from unskew.base.once import warn_once
@@ -48,6 +48,9 @@ from unskew.runs.tracked import describe
 from unskew.runs.tracking.base import Tracker
 from unskew.runs.tracking.keeping import Tracking
 from unskew.runs.weights import Weights
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 MakeExecutor = Callable[[Run, Task], Executor]
 """Makes who does the clients' work."""
@@ -91,6 +94,18 @@ class Result:
         if self.folder is None:
             raise InputError(f"{self.run.method.name} has no personal models beside this; leave personal out")
         return read_confusion(self.folder, personal)
+
+    def plot(
+        self, measure: str | None = None, *, x: display.X = "rounds", width: str | float | None = None, title: str = ""
+    ) -> Figure:
+        """Accuracy as a matplotlib figure, over rounds, bytes or seconds; `measure`: a recorded one.
+
+        `width`: for a paper, "column", "full" or centimetres.
+        """
+        return display.draw(self, measure, x, width, title)
+
+    def _repr_html_(self) -> str:
+        return display.to_html(self)
 
     def model(self) -> Model:
         """The final global model, ready to use; refused where every client has a model of its own."""

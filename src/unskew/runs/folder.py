@@ -21,10 +21,13 @@ import hashlib
 import json
 import logging
 import os
+import platform
+import struct
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TextIO
 
 from unskew.base import plugins, storage
 from unskew.base.errors import InputError, is_from_signal, let_pass
@@ -41,6 +44,9 @@ KNOWN = ("plugins", "method", "data", "model", "split", "augment", "wire", "init
 
 
 SUMMARY_FILE = "summary.json"
+LOCK = ".lock"
+_FLOCK = "hhqqi"
+"""The system's struct flock (Linux): type, whence, start, length, process."""
 _MODEL, _ROUNDS, _CLIENTS = "model.safetensors", "rounds.jsonl", "clients.jsonl"
 
 
@@ -199,7 +205,7 @@ class RunFolder:
             return
         try:
             self.checkpoints.mkdir(exist_ok=True)
-            file = (self.checkpoints / ".lock").open("w")
+            file = (self.checkpoints / LOCK).open("a+")  # not emptied: it may be another process's
         except OSError as error:
             let_pass(error)
             if not self.finished:
@@ -217,6 +223,7 @@ class RunFolder:
                 if error.errno in (errno.EACCES, errno.EAGAIN):
                     raise InputError(f"another process is working on {self.path}; wait until it ends") from None
                 log.warning("%s: this file system has no locks; let no other process work on this run", self.path)
+            _sign(file)
             yield
 
     @property
@@ -408,6 +415,45 @@ class RunFolder:
         let_pass(error)
         reason = error.strerror or str(error)
         return InputError(f"cannot write {self.path / name}: {reason}; what was written before is whole")
+
+
+def _sign(file: TextIO) -> None:
+    """Writes into the lock which machine holds it: another one that shares the folder may not see the lock itself."""
+    with contextlib.suppress(OSError):  # a full disk: the lock holds without it
+        file.truncate(0)
+        file.write(f"{platform.node()}\n")
+        file.flush()
+
+
+class Owner(NamedTuple):
+    """Who works on a run."""
+
+    held: bool | None
+    """Whether somebody does, as this machine's locks tell; None: they cannot tell."""
+    pid: int | None = None
+    """The process, if it is on this machine."""
+
+
+def find_owner(path: Path) -> Owner:
+    """Who works on the run in this folder, without touching its lock; `held` is None for a run of another machine."""
+    place = path.absolute()
+    if (os.getpid(), place.resolve()) in _at_work:  # closing the file here would give up the lock
+        return Owner(True, os.getpid())
+    if sys.platform != "linux":  # the answer is laid out in another way
+        return Owner(None)
+    lock = place / "checkpoint" / LOCK
+    try:
+        import fcntl
+
+        with lock.open("rb") as file:
+            here = file.read(300).decode(errors="replace").strip() == platform.node()
+            answer = fcntl.fcntl(file, fcntl.F_GETLK, struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+        kind, _, _, _, pid = struct.unpack(_FLOCK, answer)
+    except (ImportError, OSError, struct.error):  # no such locks here, or nobody began
+        return Owner(None)
+    if kind != fcntl.F_UNLCK:
+        return Owner(True, pid if pid > 0 and here else None)
+    return Owner(False if here else None)
 
 
 def _find_new_options(config: Run, table: Row, written: str | None) -> list[str]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
+from unskew.base import display
 from unskew.base.errors import InputError
 from unskew.base.process import neutral_torch
 from unskew.base.registry import construct
@@ -20,7 +21,7 @@ from unskew.core.method import Method
 from unskew.data.dataset import Dataset
 from unskew.measures import figures
 from unskew.runs.arguments import read_seeds
-from unskew.runs.comparison import Announce, CellResult, Elsewhere, Metric, compare_runs, place_runs, play_places
+from unskew.runs.comparison import Announce, CellResult, Cells, Elsewhere, Metric, compare_runs, place_runs, play_places
 from unskew.runs.config import Run
 from unskew.runs.sections import Evaluation
 from unskew.runs.tuning import space
@@ -90,10 +91,13 @@ class Tuning:
 
     trials: list[Trial]
     tuned: list[Tuned]
-    cells: list[CellResult]
+    cells: Cells
     """The chosen settings under fresh seeds, as `compare` gives them."""
     notes: tuple[str, ...]
     """How was tuned, for the table."""
+
+    def _repr_html_(self) -> str:
+        return display.to_html(self)
 
 
 def make_plan(
@@ -273,7 +277,7 @@ def compare_tuned(
     out: Path,
     announce: Announce | None = None,
     elsewhere: Elsewhere | None = None,
-) -> list[CellResult]:
+) -> Cells:
     """The chosen settings on fresh seeds."""
     runs = [construct(Run, {**vars(own.run), "seed": seed}) for seed in plan.seeds for own in tuned]
     return compare_runs(place_runs(runs, data, out / "runs"), announce, elsewhere)
