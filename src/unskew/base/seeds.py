@@ -80,11 +80,15 @@ def preserve_global_generator() -> Iterator[None]:
 
 
 @contextmanager
-def drawing_weights(number: int) -> Iterator[None]:
-    """Initialisers of layers draw from this seed, whatever other threads draw from torch's global generator."""
+def drawing_weights(number: int, reseeds: bool = True) -> Iterator[None]:
+    """Initialisers of layers draw from this seed, whatever other threads draw from torch's global generator.
+
+    `reseeds`: whether what draws may seed that one itself, as a network of the user's may; where another thread does so
+    meanwhile, the two cannot be told apart.
+    """
     with preserve_global_generator():
         _layers.generator.manual_seed(number)
-        with own_draws(number):
+        with own_draws(number, reseeds):
             yield
 
 

@@ -160,11 +160,12 @@ watch_draws: Callable[[], Any] = _DrawWatcher
 class _OwnDraws(_Mode):  # type: ignore[no-untyped-call]
     """While the mode is on, what this thread draws on the CPU is drawn from a generator that no other thread knows.
 
-    It follows the global one where this thread seeds or restores that: another thread only moves it on.
+    With `follows` it follows the global one where that is seeded or restored: drawing only moves it on.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, follows: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._follows = follows
         torch.default_generator.manual_seed(seed)
         self._own = torch.Generator().manual_seed(seed)
         self._left = self._own.get_state()
@@ -189,7 +190,7 @@ class _OwnDraws(_Mode):  # type: ignore[no-untyped-call]
 
     def _follow(self) -> None:
         now, seed = torch.default_generator.get_state(), torch.default_generator.initial_seed()
-        if torch.equal(now, self._left):
+        if not self._follows or torch.equal(now, self._left):
             return
         known = now.numpy().tobytes() in self._seen or torch.equal(now, torch.Generator().manual_seed(seed).get_state())
         if known or seed != self._own.initial_seed():  # else somebody else drew
@@ -217,8 +218,8 @@ def _find_seeded(func: Any) -> Any:
     return next((twin for twin in twins if sorted(a.name for a in twin._schema.arguments) == wanted), None)
 
 
-own_draws: Callable[[int], AbstractContextManager[Any]] = _OwnDraws
-"""`own_draws(seed)`: a context in which what this thread draws is the seed's, whatever other threads draw."""
+own_draws: Callable[[int, bool], AbstractContextManager[Any]] = _OwnDraws
+"""`own_draws(seed, follows)`: a context in which what this thread draws is the seed's, whatever other threads draw."""
 
 
 # ---------------------------------------------------------------------------------------------------- compilation

@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 
+from unskew.base.errors import InputError
 from unskew.base.registry import Component
 
 Files = dict[Path, str]
@@ -47,9 +48,18 @@ def find(components: Iterable[Component | None]) -> dict[str, str]:
     for component in _walk(components):
         for cls in type(component).__mro__:
             finder.add(cls)
-        for used in component.code_used():
+        for used in _ask_used(component):
             finder.add(used)
     return {**_name_files(finder.files), **finder.loose}
+
+
+def _ask_used(component: Component) -> tuple[Any, ...]:
+    used: object = component.code_used()
+    if not isinstance(used, (tuple, list)):
+        raise InputError(
+            f"{component.name}.code_used must return a tuple of modules, classes and functions, got {used!r}"
+        )
+    return tuple(used)
 
 
 def names_attribute(components: Iterable[Component | None], name: str) -> bool:

@@ -185,15 +185,7 @@ def _try_command(arguments: list[str] | None) -> int:
     except InputError as error:
         return _report(one_line(error))
     except SlotError as error:
-        if error.details and logging.getLogger("unskew").isEnabledFor(logging.DEBUG):
-            errors.print(error.details.rstrip(), markup=False, highlight=False)
-        kept = (
-            f"; finished rounds are kept, 'unskew resume {error.folder}' continues from the last checkpoint"
-            if error.folder
-            else ""
-        )
-        _report(f"{one_line(error)}{kept}")
-        return 1
+        return _report_failure(error)
     except KeyboardInterrupt:
         return _report_interrupt()
     except BrokenPipeError:
@@ -218,7 +210,17 @@ def _try_command(arguments: list[str] | None) -> int:
             return _report(f"{message} (see --help)")
         if type(error).__name__ == "Abort":
             return _report_interrupt()
-        raise
+        return _blame_own_code(error)
+
+
+def _blame_own_code(error: Exception) -> int:
+    """One line where the user's own code failed; else it is a fault of ours, which is shown whole."""
+    from unskew.core.checks.faults import blame_own_code
+
+    found = blame_own_code(error)
+    if found is None:
+        raise error
+    return _report_failure(found)
 
 
 def _explain_flag(error: Any) -> str | None:
@@ -231,6 +233,14 @@ def _explain_flag(error: Any) -> str | None:
 
     path = find_path(error.option_name.lstrip("-").replace("-", "_"))
     return path and f"No such option: {error.option_name}; it is {path}: write --set {path}=..."
+
+
+def _report_failure(error: SlotError) -> int:
+    if error.details and logging.getLogger("unskew").isEnabledFor(logging.DEBUG):
+        errors.print(error.details.rstrip(), markup=False, highlight=False)
+    again = f"; finished rounds are kept, 'unskew resume {error.folder}' continues from the last checkpoint"
+    _report(f"{one_line(error)}{again * bool(error.folder)}")
+    return 1
 
 
 def _report(text: str) -> int:

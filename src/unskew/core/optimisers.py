@@ -18,10 +18,12 @@ import torch
 from torch import Tensor
 
 from unskew.base import tree
+from unskew.base.errors import InputError
 from unskew.base.registry import Component, Registry, param
 from unskew.base.settings import LocalSettings
 from unskew.base.tree import Tree
 from unskew.core.checks.faults import Fault
+from unskew.core.checks.guard import Guard
 from unskew.core.checks.returned import describe
 from unskew.core.checks.watching import is_foreign
 from unskew.core.tolerance import USUAL
@@ -110,6 +112,10 @@ def zero_moments(grads: Tree) -> Tree:
 # ------------------------------------------------------------------------------ as components of local training
 
 
+SHARED = ("momentum", "nesterov", "weight_decay")
+"""Options of a run that an optimiser may read."""
+
+
 class Optimiser(Component):
     """How a local step is made of its direction, which is clipped already."""
 
@@ -117,6 +123,18 @@ class Optimiser(Component):
     """Which of the run's `momentum`, `nesterov` and `weight_decay` it reads; a run that sets another is refused."""
     stacked_tolerance: ClassVar[float] = USUAL
     """How near `stacked` comes to `serial` with it, as a share of the distance moved."""
+
+    def __init_subclass__(cls) -> None:
+        """Refuses declarations that would do nothing."""
+        super().__init_subclass__()
+        if not isinstance(cls.uses, tuple) or not set(cls.uses) <= set(SHARED):
+            known = ", ".join(map(repr, SHARED))
+            raise InputError(f"optimiser {cls.__name__}: uses must be a tuple of some of {known}, got {cls.uses!r}")
+        if isinstance(cls.stacked_tolerance, bool) or not isinstance(cls.stacked_tolerance, (int, float)):
+            raise InputError(
+                f"optimiser {cls.__name__}: stacked_tolerance must be a number such as 0.01, got "
+                f"{cls.stacked_tolerance!r}"
+            )
 
     def init(self, params: Tree) -> Tree:
         """What it remembers before the first step, of these parameters: zeros, under names of its own."""
@@ -198,7 +216,17 @@ def begin(params: Tree, settings: LocalSettings) -> Tree:
     """What the run's optimiser remembers before the first step of these parameters: for loops of one's own."""
     if settings.optimiser is None and not settings.momentum:
         return {}
-    return (settings.optimiser or _SGD).init(params)
+    rule = settings.optimiser or _SGD
+    if not is_foreign([rule]):
+        return rule.init(params)
+    guard = Guard(streams=False)
+    guard.hold("params", params)
+    memory: object = rule.init(params)
+    if changed := guard.find_change():
+        raise Fault(rule, "init", f"must not change what it is given, and changed {changed}")
+    if not isinstance(memory, dict):
+        raise Fault(rule, "init", f"must return a tree, what it remembers, got {describe(memory)}")
+    return memory
 
 
 def advance(params: Tree, grads: Tree, memory: Tree, settings: LocalSettings) -> tuple[Tree, Tree]:

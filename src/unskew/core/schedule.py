@@ -28,27 +28,52 @@ class Schedule(Component):
 
     @property
     def depends_on_rounds(self) -> bool:
-        """Whether a longer run has other rates from its first rounds on: it is no continuation of a shorter one."""
-        return False
+        """Whether a longer run has other rates from its first rounds on: it is no continuation of a shorter one.
+
+        Taken to be so of a schedule that asks for the number of rounds, unless it says otherwise.
+        """
+        return type(self).for_rounds is not Schedule.for_rounds
+
+
+def fit_schedule(schedule: Schedule, rounds: int) -> Schedule:
+    """The schedule of a run of so many rounds; a fault where it gives no schedule."""
+    found: object = schedule.for_rounds(rounds)
+    if not isinstance(found, Schedule):
+        fault = Fault(schedule, "for_rounds", f"must return a schedule, such as self, got {found!r}")
+        raise server_error(fault, 0) from fault
+    return found
 
 
 def read_factor(schedule: Schedule, done: int) -> float:
-    """What a schedule says, as a plain number; one line where it fails, or gives no factor of a learning rate."""
+    """What a schedule says, as a plain number; one line where it fails, or gives no factor of a learning rate.
+
+    It is asked twice: one that draws, counts its calls or looks at the clock would give each run other rates.
+    """
     try:
-        found: Any = schedule.factor(done)
+        asked: list[Any] = [schedule.factor(done) for _ in range(2)]
     except InputError:
         raise
     except CAUGHT as error:
         if is_from_signal(error):
             raise
         raise server_error(error, done + 1) from error
-    value = found.item() if isinstance(found, Tensor) and found.numel() == 1 else found
-    good = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
-    if not good:
-        said = f"must return a finite number from 0 up, got {found!r} after {done} rounds"
+    values = [_to_number(found) for found in asked]
+    said = ""
+    if not all(isinstance(value, (int, float)) and math.isfinite(value) and value >= 0 for value in values):
+        said = f"must return a finite number from 0 up, got {asked[0]!r} after {done} rounds"
+    elif values[0] != values[1]:
+        said = f"must depend on the rounds done alone; asked twice after {done} it gave {values[0]} and {values[1]}"
+    if said:
         fault = Fault(schedule, "factor", said)
         raise server_error(fault, done + 1) from fault
-    return float(value)
+    return float(values[0])
+
+
+def _to_number(found: Any) -> Any:
+    """A tensor of one element as its number; a truth value is none."""
+    if isinstance(found, Tensor):
+        return found.item() if found.numel() == 1 and found.device.type != "meta" else None
+    return None if isinstance(found, bool) else found
 
 
 schedules: Registry[Schedule] = Registry("schedule", Schedule)
@@ -165,7 +190,7 @@ class Warmup(Schedule):
 
     def for_rounds(self, rounds: int) -> Schedule:
         """What follows has the rest of the rounds."""
-        return dataclasses.replace(self, then=self.then.for_rounds(max(1, rounds - self.rounds)))
+        return dataclasses.replace(self, then=fit_schedule(self.then, max(1, rounds - self.rounds)))
 
     def factor(self, done: int) -> float:
         """(t + 1) / (T + 1) after t of T rounds."""

@@ -19,6 +19,8 @@ MANY = 12
 
 def read_columns(text: str) -> list[str]:
     """The figures that a text names, such as `macro_f1,auc`, or `all`."""
+    if not isinstance(text, str):
+        raise InputError(f"columns: expected names of figures such as 'macro_f1,auc', or 'all', got {text!r}")
     names = list(NAMES) if text.strip() == "all" else split_list(text)
     if unknown := next((name for name in names if name not in NAMES), None):
         raise InputError(f"--columns: there is no figure '{unknown}'; known: {', '.join(NAMES)}, or all")
@@ -58,7 +60,8 @@ def table(
         ranked = [() if name in diverged else own for name, own in zip(names, values, strict=True)]
         return mark_best(ranked, higher_is_better)
 
-    more = read_columns(columns if isinstance(columns, str) else ",".join(columns))
+    listed = isinstance(columns, (list, tuple)) and all(isinstance(name, str) for name in columns)
+    more = read_columns(",".join(columns) if listed else columns)  # type: ignore[arg-type]
 
     ranked: list[tuple[str, list[tuple[float, ...]]]] = [
         *(

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from unskew.base.display import show_progress
 from unskew.base.errors import InputError
 from unskew.base.process import default_to_cpu
+from unskew.core.checks.faults import naming_own_code
 from unskew.core.method import Method
 from unskew.data.dataset import Dataset
 from unskew.data.sources import load
@@ -45,6 +46,7 @@ from unskew.runs.weights import read_weights
 log = logging.getLogger(__name__)
 
 
+@naming_own_code()
 @default_to_cpu()
 def run(
     method: str | Method = "fedavg",
@@ -75,6 +77,7 @@ def run(
         return engine.run(config, place, data_dir=files, dataset=dataset, watch=shown)
 
 
+@naming_own_code()
 @default_to_cpu()
 def resume(
     folder: str | Path,
@@ -108,6 +111,7 @@ def resume(
         )  # fmt: skip
 
 
+@naming_own_code()
 @default_to_cpu()
 def extend(
     folder: str | Path,
@@ -139,6 +143,7 @@ def extend(
         )  # fmt: skip
 
 
+@naming_own_code()
 @default_to_cpu()
 def open(
     folder: str | Path,
@@ -161,6 +166,7 @@ def open(
     )
 
 
+@naming_own_code()
 @default_to_cpu()
 def compare(
     methods: str | Sequence[str | Method],
@@ -204,6 +210,7 @@ def compare(
         )
 
 
+@naming_own_code()
 @default_to_cpu()
 def tune(
     methods: str | Sequence[str | Method],

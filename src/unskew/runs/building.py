@@ -27,6 +27,7 @@ from unskew.core.method import Method
 from unskew.core.net import Net
 from unskew.core.observer import Observer
 from unskew.core.profile import ProfiledExecutor
+from unskew.core.schedule import fit_schedule
 from unskew.core.slots import overrides
 from unskew.core.task import Task
 from unskew.core.term import check_terms
@@ -186,7 +187,7 @@ def make_task(config: Run, data: Dataset, partition: Partition) -> Task:
         initial={"model": params, "buffers": buffers},
         seed=config.seed,
         local=config.local.settings(),
-        schedule=config.local.chosen_schedule.for_rounds(config.rounds),
+        schedule=fit_schedule(config.local.chosen_schedule, config.rounds),
         buffer_policy=method.buffer_policy or config.local.buffers or "average",
         cohort_size=cohort_size(config.sample, len(partition)),
         dropout=config.dropout,
@@ -313,7 +314,7 @@ def build_model(config: Run, data: Dataset) -> Model:
     number = seeds.derive(config.seed, "model")
     with (
         hold_process(), naming(0, "the model", foreign=True), seeds.seed_everything(config.seed, "model"),
-        seeds.drawing_weights(number),
+        seeds.drawing_weights(number, reseeds=config.model.is_foreign or is_foreign(walk_nested(config.method))),
     ):  # fmt: skip
         model: object = config.method.remodel(build(config.model, data.shape, data.num_classes), data.num_classes)
     if not isinstance(model, Model):

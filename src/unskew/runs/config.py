@@ -26,7 +26,7 @@ from unskew.base.text import Table, parse, split_list
 from unskew.core.checks.faults import naming
 from unskew.core.checks.watching import is_foreign
 from unskew.core.method import Method, methods
-from unskew.core.schedule import read_factor, schedules, split_rate, walk_schedules
+from unskew.core.schedule import fit_schedule, read_factor, schedules, split_rate, walk_schedules
 from unskew.core.term import check_terms
 from unskew.core.tolerance import USUAL, find_tolerance
 from unskew.data.dataset import Dataset
@@ -158,9 +158,9 @@ class Run(Component):
         return {self.hash, *(run.hash for run in earlier), *written}
 
     def find_code(self) -> dict[str, str]:
-        """Hashes of the user's code that the results depend on, by readable names."""
+        """Hashes of the user's code that the results and measured figures depend on, by readable names."""
         parts = (self.method, self.data, self.model, self.split, self.augment, self.local.schedule,
-                 self.local.optimiser, *self.wire)  # fmt: skip
+                 self.local.optimiser, *self.wire, *self.measure)  # fmt: skip
         return user_code.find(parts)
 
     def resolve(self, data: Dataset) -> Run:
@@ -222,7 +222,7 @@ class Run(Component):
 
     def _warn_of_rates(self) -> None:
         """Says where the learning rate changes nothing, or is never what the run says."""
-        schedule = self.local.chosen_schedule.for_rounds(self.rounds)
+        schedule = fit_schedule(self.local.chosen_schedule, self.rounds)
         if is_foreign(walk_schedules(schedule)):  # asked round by round
             return
         factors = [read_factor(schedule, done) for done in range(max(self.rounds, 1))]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -395,7 +396,7 @@ class _Loop:
         self, config: Run, task: Task, folder: RunFolder | None, watch: Watch | None,
         executor: MakeExecutor = make_executor,
     ) -> None:  # fmt: skip
-        self.config, self.folder, self._make_executor = config, folder, executor
+        self.config, self.folder, self._make_executor, self.process = config, folder, executor, os.getpid()
         place, limit = folder.checkpoints if folder else None, config.execution.state_memory << 20
         self.store, self.remembered = StateStore(place, limit), StateStore(place, limit, SERVER_NAME)
         task = replace(task, server_store=self.remembered)
@@ -427,15 +428,19 @@ class _Loop:
                 error.folder = str(self.folder.path) if self.folder else ""
                 raise
             finally:
-                executor.close()
-                self.tracking.close()
-                self._say_unrecorded(loaded)
-                if self.folder or result is None:  # else the result's client_model still asks for the states
-                    self.store.close()
-                    self.remembered.close()
-                if self.folder:
-                    self.folder.close()
+                if os.getpid() == self.process:  # else they are the other one's, see _check_process
+                    self._close(executor, result)
+                    self._say_unrecorded(loaded)
         return result
+
+    def _close(self, executor: Executor, result: Result | None) -> None:
+        executor.close()
+        self.tracking.close()
+        if self.folder or result is None:  # else the result's client_model still asks for the states
+            self.store.close()
+            self.remembered.close()
+        if self.folder:
+            self.folder.close()
 
     def _say_unrecorded(self, loaded: user_code.Loaded) -> None:
         """A module that a slot imports by a name made up at run time is known only now."""
@@ -455,7 +460,9 @@ class _Loop:
         try:
             played = self._play(rounds(self.task, executor, self.store, server, done + 1, last), done + 1)
             for current in charge_each(self.task.profile, "server", played):
+                self._check_process(current.number)
                 self._record(current, executor)
+                self._check_process(current.number)
                 if current.failed or current.number == last or self._due(current.number):
                     self._save(current)
         except BaseException as error:
@@ -466,6 +473,14 @@ class _Loop:
                 self._save(self.whole)
             raise
         return self.whole.server
+
+    def _check_process(self, number: int) -> None:
+        """An error in a process that a slot or observer forked: folder and workers are the other one's."""
+        if os.getpid() != self.process:
+            raise SlotError(
+                f"this process was forked in round {number} from the one that runs the rounds, and went on with them; "
+                "end it where it was forked, with os._exit(0): the run goes on in the other", spoilt=True,
+            )  # fmt: skip
 
     @staticmethod
     def _play(played: Iterator[Round], first: int) -> Iterator[Round]:

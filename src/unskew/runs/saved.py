@@ -26,7 +26,7 @@ from unskew.measures.classification import Confusion
 from unskew.models.base import Architecture, Model
 from unskew.runs import engine
 from unskew.runs.config import Extension, Run, read_file
-from unskew.runs.folder import Row, RunFolder
+from unskew.runs.folder import EditedRun, Row, RunFolder
 from unskew.runs.last_test import read_confusion
 from unskew.runs.models import Models, read_client
 from unskew.runs.summary import read_finished
@@ -105,6 +105,8 @@ class SavedRun:
         wanted += [key for key in ("init", "init_only", "freeze") if table.get(key)]
         try:
             return {key: _plain(getattr(self.config, key)) for key in wanted}
+        except EditedRun:
+            raise
         except InputError:  # its code is gone: the summary still says it
             written = self.summary if self.finished else {}
             return {key: written.get(key, _name(table.get(key))) for key in wanted}

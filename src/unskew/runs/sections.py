@@ -16,8 +16,8 @@ from unskew.base.settings import LocalSettings
 from unskew.base.text import Table
 from unskew.core.context import BufferPolicy
 from unskew.core.device import Device, Precision
-from unskew.core.optimisers import SGD, Optimiser, optimisers
-from unskew.core.schedule import Schedule, schedules
+from unskew.core.optimisers import SGD, SHARED, Optimiser, optimisers
+from unskew.core.schedule import Schedule, fit_schedule, schedules
 from unskew.data.federation import LocalTest
 
 log = logging.getLogger(__name__)
@@ -71,13 +71,13 @@ class Local(Component):
 
     def check(self, rounds: int) -> None:
         """An error where rates or optimisers' options do not fit together, or would change nothing."""
-        _ = self.chosen_schedule.for_rounds(rounds)
+        _ = fit_schedule(self.chosen_schedule, rounds)
         if self.nesterov and not self.momentum:
             raise InputError(
                 "local.nesterov (--nesterov) changes momentum, and local.momentum (--momentum) is 0; set it, too, such "
                 "as --momentum 0.9"
             )
-        for option in ("momentum", "nesterov", "weight_decay"):
+        for option in SHARED:
             if getattr(self, option) and option not in self.optimiser.uses:
                 self._refuse_unused(option)
         if self.lr < SMALLEST:

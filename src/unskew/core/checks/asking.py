@@ -123,6 +123,8 @@ def ask_weigh(task: Task, s: ServerContext, replies: Sequence[Reply]) -> Any:
     for reply in replies:
         if isinstance(reply.groups, dict):  # not those that wait on disk
             guard.hold(f"the reply of client {reply.client}", reply.groups)
+    guard.hold("s.initial", s.initial)
+    s.per_client.watch(guard.hold)
     try:
         return _call(task, "weigh", task.method.weigh, (s, tuple(replies)), guard)
     except InputError:

@@ -146,6 +146,35 @@ def naming(round_: int, who: str = "the server", foreign: bool = False) -> Itera
         raise server_error(error, round_, who=who) from error
 
 
+def blame_own_code(error: BaseException) -> SlotError | None:
+    """One line for what code from outside raised when the package called it; None: it is the package's own, or meant
+    for the program. The last net: what is asked in rounds is named where it is asked."""
+    if isinstance(error, (InputError, SlotError, BrokenPipeError)) or not isinstance(error, CAUGHT):
+        return None
+    frames = list(traceback.walk_tb(error.__traceback__))
+    files = [frame.f_code.co_filename for frame, _ in frames]
+    ours = next((place for place, file in enumerate(files) if file.startswith(_PACKAGE)), len(files))
+    called = any(not file.startswith((*_INSTALLED, _PACKAGE, "<")) for file in files[ours:])
+    if not called or is_meant_for_program(error):
+        return None
+    found = explain(error)
+    return SlotError(
+        f"your own code failed: {found.what}", method=found.method, slot=found.slot, details=found.details,
+        spoilt=found.spoilt,
+    )  # fmt: skip
+
+
+@contextlib.contextmanager
+def naming_own_code() -> Iterator[None]:
+    """Makes one line of what code from outside raises when the package calls it."""
+    try:
+        yield
+    except BaseException as error:
+        if (found := blame_own_code(error)) is not None:
+            raise found from error
+        raise
+
+
 # ----------------------------------------------------------------------------------------- whose code it is
 
 

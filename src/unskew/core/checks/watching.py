@@ -193,6 +193,7 @@ def make_reducer(how: Any, s: ServerContext) -> Reducer:
     guard = Guard(streams=False) if _is_outside(kind.__module__) else None
     if guard is not None:
         guard.hold_class(kind)
+        guard.hold("s.initial", s.initial)
     made: Reducer = how(s)
     if guard is not None and (changed := guard.find_change()) is not None:
         raise Fault(made, "__init__", CHANGES.format(changed))

@@ -107,7 +107,10 @@ def make_plan(
     """The plan of what a user asked for; refuses what cannot be tuned fairly."""
     if search not in KINDS:
         raise InputError(f"--search is one of {', '.join(KINDS)}, got {search!r}")
-    if metric not in get_args(Metric) or metric == "best_on_test":
+    if metric not in get_args(Metric):
+        known = ", ".join(name for name in get_args(Metric) if name != "best_on_test")
+        raise InputError(f"there is no metric '{metric}'; known: {known}")
+    if metric == "best_on_test":
         raise InputError("--metric best_on_test would look at the test data, which must not choose; take another one")
     names = [str(method) for method in wanted]
     if twice := next((name for name in names if names.count(name) > 1), None):
