@@ -116,7 +116,7 @@
       ? { inside: true, margin: 2, align: "left", verticalAlign: "bottom", padding: [0, 0, 12, 0], width: width - 40 }
       : { width: nameRoom(width, names) };
     return {
-      type: "category", data: names, inverse: true, ...axisLooks(), splitLine: { show: false }, z: 5,
+      type: "category", data: names, inverse: true, ...axisLooks(), splitLine: { show: false }, z: above ? 5 : 0,
       axisLabel: { color: theme.ink, fontSize: 11.5, interval: 0, overflow: "truncate", hideOverlap: false, ...placed },
     };
   };
@@ -397,7 +397,7 @@
               return `<b>${escapeText(name)}</b><br>${number(gap[0])} points; ${range}`;
             } }),
             series: [
-              { type: "custom", silent: true, encode: { x: [1, 2], y: 0 }, data: rows.map(([, gap], place) => [place, gap[1] ?? gap[0], gap[2] ?? gap[0]]), markLine: { silent: true, symbol: "none", label: { show: false }, lineStyle: { color: theme.ink, type: "solid", opacity: 0.5 }, data: [{ xAxis: 0 }] },
+              { type: "custom", silent: true, encode: { x: [1, 2], y: 0 }, data: rows.map(([, gap], place) => [place, gap[1] ?? gap[0], gap[2] ?? gap[0]]), markLine: { silent: true, z: 6, symbol: "none", label: { show: false }, lineStyle: { color: theme.ink, type: "solid", opacity: 0.5 }, data: [{ xAxis: 0 }] },
                 renderItem: (at, api) => {
                   const low = api.coord([api.value(1), api.value(0)]), high = api.coord([api.value(2), api.value(0)]);
                   return { type: "line", shape: { x1: low[0], y1: low[1], x2: high[0], y2: high[1] }, style: { stroke: colour(rows[at.dataIndex][1]), lineWidth: 2.5, lineCap: "round" } };
