@@ -732,6 +732,15 @@
     feedback: (body, setting) => drawLayers(body, setting.feedback, "chosen", "agreement"),
   };
   const drawn = new Set();
+  const queue = [];
+
+  /** Draws what is waiting, part by part, so that the page can be read meanwhile. */
+  function drawNext() {
+    const act = queue.shift();
+    if (act) act();
+    if (queue.length) setTimeout(drawNext);
+    else document.documentElement.dataset.ready = String(Math.round(performance.now()));
+  }
 
   function show(place) {
     document.querySelectorAll(".setting").forEach((own) => (own.hidden = own.dataset.setting !== String(place)));
@@ -740,8 +749,9 @@
     drawn.add(place);
     document.querySelectorAll(`.setting[data-setting="${place}"] section.part`).forEach((section) => {
       const act = PARTS[section.dataset.part], body = section.querySelector(".body");
-      if (act && body) act(body, facts.settings[place]);
+      if (act && body) queue.push(() => act(body, facts.settings[place]));
     });
+    setTimeout(drawNext);
   }
 
   document.querySelectorAll("table.figures").forEach(sortable);
@@ -751,6 +761,6 @@
   }));
   document.querySelectorAll("[data-tab]").forEach((tab) => tab.addEventListener("click", () => show(+tab.dataset.tab)));
   document.querySelectorAll('section[data-part="ranks"]').forEach((section) => drawRanks(section.querySelector(".body"), facts.ranks[section.dataset.key]));
+  addEventListener("beforeprint", () => { while (queue.length) queue.shift()(); });
   show(0);
-  document.documentElement.dataset.ready = "true";
 })();
