@@ -11,14 +11,19 @@ from cli.calling import Call, assert_refused
 TINY = "--clients 4 --rounds 2 --epochs 1 --model mlp --split iid"
 
 
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+
+
 def drawn(path: str) -> dict:
     return json.loads(re.search(r'id="facts">(.*?)</script>', Path(path).read_text(), re.S)[1])["settings"][0]
 
 
 def test_a_report_of_a_comparison_and_a_run(call: Call):
     assert call(f"compare --methods fedavg,fedprox --seeds 2 {TINY} --measure drift --out c --quiet").code == 0
-    assert call(f"run --method fedsol {TINY} --out run --quiet").code == 0
-    said = call("report c run -o both.html")
+    assert call(f"run --method fedsol {TINY} --out alone --quiet").code == 0
+    said = call("report c alone -o both.html")
     assert said.code == 0 and "wrote both.html: 5 runs" in said.out and "there is no interval" in said.out
     own, both = drawn("c/report.html"), drawn("both.html")
     assert list(own["axes"]) == ["fedavg", "fedprox"]

@@ -43,6 +43,18 @@ def test_of_a_comparison_only_the_compared_runs(tmp_path):
     assert [run.method for run in gather([tmp_path]).runs] == ["fedavg", "fedprox"]  # trials are no part of it
 
 
+def test_what_tuning_gave_each_method_is_in_the_table(tmp_path):
+    make_comparison(tmp_path, {"fedavg": 0.8, "fedprox": 0.7}, seeds=1)
+    rows = [{"method": name, "personal": False, "diverged": False, "settings": "6 of 9", "chosen": "lr=0.1"}
+            for name in ("fedavg", "fedprox")]  # fmt: skip
+    about = {"title": "t", "rows": rows, "notes": ["tuned"],
+             "comparison": {"metric": "last", "runs": ["00-seed0", "01-seed0"]}}  # fmt: skip
+    (tmp_path / "table.json").write_text(json.dumps(about))
+    (setting,) = make_facts(gather([tmp_path])).settings
+    assert setting.table.columns[-2:] == ("settings", "chosen") and setting.table.notes[0] == "tuned"
+    assert [cells[-2].text for _, cells in setting.table.rows] == ["6 of 9", "6 of 9"]
+
+
 def test_runs_of_one_method_and_seed_are_told_apart(tmp_path):
     make_run(tmp_path / "a")
     make_run(tmp_path / "b", last=0.7)

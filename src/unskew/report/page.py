@@ -90,8 +90,10 @@ def _write_body(facts: Facts, command: str) -> str:
     if not several:
         top += _write_headline(facts.settings[0])
     top.append("</header>")
-    ranks = "".join(_section("ranks", "Ranks over settings", _tell_ranks(own), 0, heading)
-                    for heading, own in facts.ranks.items())  # fmt: skip
+    ranks = "".join(
+        _section("ranks", f"Ranks over settings: {heading.removesuffix(' %')}", _tell_ranks(own), 0, heading)
+        for heading, own in facts.ranks.items()
+    )
     tabs = "".join(f'<button data-tab="{n}" aria-selected="{str(n == 0).lower()}">{escape(own.title)}</button>'
                    for n, own in enumerate(facts.settings))  # fmt: skip
     parts = [ranks, f'<nav class="tabs" aria-label="settings">{tabs}</nav>' if several else ""]

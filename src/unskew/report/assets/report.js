@@ -116,7 +116,7 @@
       ? { inside: true, margin: 2, align: "left", verticalAlign: "bottom", padding: [0, 0, 12, 0], width: width - 40 }
       : { width: nameRoom(width, names) };
     return {
-      type: "category", data: names, inverse: true, ...axisLooks(), splitLine: { show: false }, z: 5,
+      type: "category", data: names, inverse: true, ...axisLooks(), splitLine: { show: false }, z: above ? 5 : 0,
       axisLabel: { color: theme.ink, fontSize: 11.5, interval: 0, overflow: "truncate", hideOverlap: false, ...placed },
     };
   };
@@ -397,7 +397,7 @@
               return `<b>${escapeText(name)}</b><br>${number(gap[0])} points; ${range}`;
             } }),
             series: [
-              { type: "custom", silent: true, encode: { x: [1, 2], y: 0 }, data: rows.map(([, gap], place) => [place, gap[1] ?? gap[0], gap[2] ?? gap[0]]), markLine: { silent: true, symbol: "none", label: { show: false }, lineStyle: { color: theme.ink, type: "solid", opacity: 0.5 }, data: [{ xAxis: 0 }] },
+              { type: "custom", silent: true, encode: { x: [1, 2], y: 0 }, data: rows.map(([, gap], place) => [place, gap[1] ?? gap[0], gap[2] ?? gap[0]]), markLine: { silent: true, z: 6, symbol: "none", label: { show: false }, lineStyle: { color: theme.ink, type: "solid", opacity: 0.5 }, data: [{ xAxis: 0 }] },
                 renderItem: (at, api) => {
                   const low = api.coord([api.value(1), api.value(0)]), high = api.coord([api.value(2), api.value(0)]);
                   return { type: "line", shape: { x1: low[0], y1: low[1], x2: high[0], y2: high[1] }, style: { stroke: colour(rows[at.dataIndex][1]), lineWidth: 2.5, lineCap: "round" } };
@@ -732,6 +732,15 @@
     feedback: (body, setting) => drawLayers(body, setting.feedback, "chosen", "agreement"),
   };
   const drawn = new Set();
+  const queue = [];
+
+  /** Draws what is waiting, part by part, so that the page can be read meanwhile. */
+  function drawNext() {
+    const act = queue.shift();
+    if (act) act();
+    if (queue.length) setTimeout(drawNext);
+    else document.documentElement.dataset.ready = String(Math.round(performance.now()));
+  }
 
   function show(place) {
     document.querySelectorAll(".setting").forEach((own) => (own.hidden = own.dataset.setting !== String(place)));
@@ -740,8 +749,9 @@
     drawn.add(place);
     document.querySelectorAll(`.setting[data-setting="${place}"] section.part`).forEach((section) => {
       const act = PARTS[section.dataset.part], body = section.querySelector(".body");
-      if (act && body) act(body, facts.settings[place]);
+      if (act && body) queue.push(() => act(body, facts.settings[place]));
     });
+    setTimeout(drawNext);
   }
 
   document.querySelectorAll("table.figures").forEach(sortable);
@@ -751,6 +761,6 @@
   }));
   document.querySelectorAll("[data-tab]").forEach((tab) => tab.addEventListener("click", () => show(+tab.dataset.tab)));
   document.querySelectorAll('section[data-part="ranks"]').forEach((section) => drawRanks(section.querySelector(".body"), facts.ranks[section.dataset.key]));
+  addEventListener("beforeprint", () => { while (queue.length) queue.shift()(); });
   show(0);
-  document.documentElement.dataset.ready = "true";
 })();
