@@ -49,8 +49,8 @@ def test_run_leaves_the_folder_it_promises(call: Call, tmp_path: Path):
     assert said.code == 0 and said.err == ""
     assert "accuracy, last" in said.out and "results in run" in said.out
     names = {path.name for path in (tmp_path / "run").iterdir()}
-    assert names == {"run.toml", "split.json", "labels.json", "rounds.jsonl", "clients.jsonl", "checkpoint", "model.safetensors",
-                     "summary.json", "per_class.csv", "confusion.csv", "curves.png"}  # fmt: skip
+    assert names == {"run.toml", "split.json", "labels.json", "rounds.jsonl", "clients.jsonl", "checkpoint",
+                     "model.safetensors", "summary.json", "per_class.csv", "confusion.csv", "curves.png"}  # fmt: skip
 
 
 def test_run_names_its_own_folder_and_does_not_replace_it(call: Call, tmp_path: Path):

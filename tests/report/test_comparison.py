@@ -2,11 +2,14 @@
 
 import pytest
 
+from report.made_runs import make_run
 from unskew.cli import compare as command
 from unskew.cli.output import console
 from unskew.report.comparison import table
 from unskew.report.curves import BEST, MOST, highlight
-from unskew.report.page import write_page
+from unskew.report.facts import make_facts
+from unskew.report.page import render_page
+from unskew.report.reading import gather
 from unskew.report.tables import render
 from unskew.runs.comparison import CellResult
 
@@ -115,8 +118,8 @@ def test_many_rows_fit_a_terminal_of_100_columns(capsys, monkeypatch):
 
 
 def test_the_page_has_headings_and_long_names(tmp_path):
-    write_page(table(many(), "t"), [], "rounds = 1", tmp_path / "report.html")
-    text = (tmp_path / "report.html").read_text()
+    facts = make_facts(gather([make_run(tmp_path / "run")]), table(many(), "t"))
+    text = render_page(facts).partition('<table class="runs">')[0]
     assert text.count("<tr>") == 1 + 45 and text.count('<tr class="block">') == 2
     assert 'colspan="7">a model for each client<' in text and "server_epochs=100" in text
 

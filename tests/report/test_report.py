@@ -4,12 +4,12 @@ import json
 import re
 
 import pytest
-from report.made_runs import make_comparison, make_run
 
+from report.made_runs import make_comparison, make_run
 from unskew.base.errors import InputError
 from unskew.measures import measures
 from unskew.report.facts import make_facts
-from unskew.report.headline import write_headline
+from unskew.report.headline import shorten, write_headline
 from unskew.report.page import build_page, embed, render_page
 from unskew.report.parts import find_reading
 from unskew.report.reading import gather
@@ -41,6 +41,18 @@ def test_of_a_comparison_only_the_compared_runs(tmp_path):
     assert [run.method for run in gather([tmp_path]).runs] == ["fedprox"]
     (tmp_path / "table.json").unlink()
     assert [run.method for run in gather([tmp_path]).runs] == ["fedavg", "fedprox"]  # trials are no part of it
+
+
+def test_what_tuning_gave_each_method_is_in_the_table(tmp_path):
+    make_comparison(tmp_path, {"fedavg": 0.8, "fedprox": 0.7}, seeds=1)
+    rows = [{"method": name, "personal": False, "diverged": False, "settings": "6 of 9", "chosen": "lr=0.1"}
+            for name in ("fedavg", "fedprox")]  # fmt: skip
+    about = {"title": "t", "rows": rows, "notes": ["tuned"],
+             "comparison": {"metric": "last", "runs": ["00-seed0", "01-seed0"]}}  # fmt: skip
+    (tmp_path / "table.json").write_text(json.dumps(about))
+    (setting,) = make_facts(gather([tmp_path])).settings
+    assert setting.table.columns[-2:] == ("settings", "chosen") and setting.table.notes[0] == "tuned"
+    assert [cells[-2].text for _, cells in setting.table.rows] == ["6 of 9", "6 of 9"]
 
 
 def test_runs_of_one_method_and_seed_are_told_apart(tmp_path):
@@ -92,7 +104,7 @@ def test_parts_hold_what_the_rows_say(tmp_path):
               for n in (0, 1)]  # fmt: skip
 
     def more(number):
-        return {"feedback_layers": ["body.fc1"], "similarity": {"body.fc1": 0.5, "head": 0.1 * number},
+        return {"method": {"feedback_layers": ["body.fc1"], "similarity": {"body.fc1": 0.5, "head": 0.1 * number}},
                 "measures": {"drift": 1.0 * number, "similarity": {"head": 0.2}, "spectrum": [3.0, 1.0]},
                 "dropped": [1]}  # fmt: skip
 
@@ -148,29 +160,50 @@ def shifted(*by):
 
 
 def test_a_clear_winner():
-    (line,) = write_headline({"accuracy %": {"fedavg": BASE, "b": shifted(5, 5.5, 6)}}, "fedavg")
+    (line,) = write_headline({"accuracy %": {"fedavg": BASE, "b": shifted(5, 5.5, 6)}}, "fedavg", "digits")
     assert line == (
-        "Of 2 methods, b wins with 66.50 %, 5.50 points (95 % interval 4.26 to 6.74, paired over 3 seeds) above fedavg."
+        "Of 2 methods on digits, b wins with 66.50 %: 5.50 points above fedavg (95 % interval 4.26 to 6.74, paired "
+        "over 3 seeds)."
     )
+    methods = {"fedavg": BASE, "c": shifted(2, 2.2, 2.1), "b": shifted(5, 5.5, 6)}
+    (line,) = write_headline({"accuracy %": methods}, "fedavg", "digits")
+    assert line.endswith("paired over 3 seeds) and 5.50 above fedavg (4.26 to 6.74).")
 
 
 def test_no_difference_larger_than_the_spread():
     methods = {"fedavg": BASE, "b": shifted(5, 5.5, 6), "c": shifted(4, 7, 5.4)}
-    (line,) = write_headline({"accuracy %": methods}, "fedavg")
-    assert "show no difference larger than the spread" in line and "above fedavg" in line
+    (line,) = write_headline({"accuracy %": methods}, "fedavg", "digits")
+    assert line.startswith("Of 3 methods on digits, b leads with 66.50 %") or "c leads with 66.47" in line
+    assert "no difference larger than the spread to c (0.03 points; 95 % interval" in line
+    assert "but 5.50 points above fedavg (4.26 to 6.74)." in line
+    (line,) = write_headline({"accuracy %": {"fedavg": BASE, "b": shifted(9, -5, 1)}}, "fedavg", "digits")
+    assert "no difference larger than the spread to fedavg (1.67 points" in line and "but" not in line
+    methods = {"fedavg": BASE, "b": shifted(9, -5, 1), "c": shifted(9, -5, 1.1)}
+    (line,) = write_headline({"accuracy %": methods}, "fedavg", "digits")
+    assert "nor to fedavg (1.70 points; " in line
+
+
+def test_long_names_are_said_without_options():
+    long = "feddm(ipc=10, steps=50, server_epochs=100)"
+    one, two = (f"flfa(inner=fedprox(mu={n}), select=lowest)" for n in (1, 2))
+    assert shorten([long, one, two, "b(a=1)"]) == {long: "feddm(…)", one: one, two: two, "b(a=1)": "b(a=1)"}
+    (line,) = write_headline({"accuracy %": {long: BASE, one: shifted(-5, -6, -5.5)}}, one, "digits")
+    assert line.startswith("Of 2 methods on digits, feddm(…) wins with 61.00 %: 5.50 points above flfa(…)")
 
 
 def test_two_seeds_have_no_interval():
-    (line,) = write_headline({"accuracy %": {"a": {0: 1.0, 1: 2.0}, "b": {0: 3.0, 1: 3.0}}}, "a")
+    (line,) = write_headline({"accuracy %": {"a": {0: 1.0, 1: 2.0}, "b": {0: 3.0, 1: 3.0}}}, "a", "digits")
     assert line == (
-        "Of 2 methods, b is ahead with 3.00 %, 1.50 points above a; with 2 seeds there is no interval (it takes 3)."
+        "Of 2 methods on digits, b is ahead with 3.00 %: 1.50 points above a; with 2 seeds there is no interval (it "
+        "takes 3)."
     )
 
 
 def test_one_method_and_each_kind_has_a_sentence():
-    lines = write_headline({"global %": {"a": {0: 50.0}}, "personal %": {"a": {0: 60.0}, "p": {0: 70.0}}}, "a")
-    assert lines[0] == "a reaches 50.00 % with one global model."
-    assert lines[1].startswith("Of 2 methods with the models that clients use, p is ahead with 70.00 %")
+    figures = {"global %": {"a": {0: 50.0}}, "personal %": {"a": {0: 60.0}, "p": {0: 70.0}}}
+    lines = write_headline(figures, "a", "digits")
+    assert lines[0] == "a reaches 50.00 % on digits, with one global model."
+    assert lines[1].startswith("Of 2 methods on digits, with the models that clients use, p is ahead with 70.00 %")
 
 
 # -------------------------------------------------------------------------------------------- escaping

@@ -44,7 +44,7 @@ class LocalAccuracy(Measure):
     """Accuracy of each trained client's model on the common test set, before it is merged (FedSOL, Fig. 7)."""
 
     reading: ClassVar[Mapping[str, str]] = {
-        "local_accuracy": "Clients on the common test set, before merging; low: they know little but their own classes.",
+        "local_accuracy": "Clients on the common test set, before merging; low: they know only their own classes.",
     }
 
     samples: int = param(default=2000, ge=1, doc="at most so many test samples (a fixed choice by the run's seed)")

@@ -113,7 +113,7 @@ def _make_setting(runs: Sequence[ReadRun], tables: Sequence[Row], table: Table |
     behind = [run for run in runs if not run.finished]
     state = f", so far ({count_of(len(behind), 'run')} of {len(runs)} not finished)" if behind else ""
     firsts = {name: own[0] for name, own in methods.items()}
-    heads = write_headline(figures, names[0], state) or ["No round was tested yet."]
+    heads = write_headline(figures, names[0], str(runs[0].about["data"]), state) or ["No round was tested yet."]
     setting = Setting(
         title=title,
         headline=heads,
@@ -230,14 +230,13 @@ def _differ(figures: Figures) -> dict[str, dict[str, dict[str, Triple]]]:
 
 
 def _rank(settings: Sequence[Figures]) -> dict[str, Ranks]:
-    """Ranks over the settings of the methods that all of them have; of each kind of accuracy that all of them have."""
+    """Ranks of the methods that several settings share, for each kind of accuracy, over the settings that have it."""
     found = {}
-    for heading in settings[0] if len(settings) > 1 else ():
-        if all(heading in figures for figures in settings):
-            shared = [name for name in settings[0][heading] if all(name in figures[heading] for figures in settings)]
-            if len(shared) > 1:
-                means = {name: [_mean(figures[heading][name]) for figures in settings] for name in shared}
-                found[heading] = compare_ranks(means)
+    for heading in dict.fromkeys(heading for figures in settings for heading in figures):
+        having = [figures[heading] for figures in settings if len(figures.get(heading, ())) > 1]
+        shared = [name for name in having[0] if all(name in own for own in having)] if len(having) > 1 else []
+        if len(shared) > 1:
+            found[heading] = compare_ranks({name: [_mean(own[name]) for own in having] for name in shared})
     return found
 
 

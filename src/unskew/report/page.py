@@ -90,8 +90,10 @@ def _write_body(facts: Facts, command: str) -> str:
     if not several:
         top += _write_headline(facts.settings[0])
     top.append("</header>")
-    ranks = "".join(_section("ranks", "Ranks over settings", _tell_ranks(own), 0, heading)
-                    for heading, own in facts.ranks.items())  # fmt: skip
+    ranks = "".join(
+        _section("ranks", f"Ranks over settings: {heading.removesuffix(' %')}", _tell_ranks(own), 0, heading)
+        for heading, own in facts.ranks.items()
+    )
     tabs = "".join(f'<button data-tab="{n}" aria-selected="{str(n == 0).lower()}">{escape(own.title)}</button>'
                    for n, own in enumerate(facts.settings))  # fmt: skip
     parts = [ranks, f'<nav class="tabs" aria-label="settings">{tabs}</nav>' if several else ""]
@@ -194,7 +196,7 @@ def _write_notices(setting: Setting, number: int) -> str:
     for notice in setting.notices:
         seed = f", seed {notice.seed}" if notice.seed is not None else ""
         who = f"<code>{escape(notice.method)}</code>{seed}: " if notice.method else (seed[2:] + ": " if seed else "")
-        lines.append(f'<li class="{_looks(notice.serious)}">{who}{escape(notice.text)}</li>')
+        lines.append(f'<li class="{_looks(serious=notice.serious)}">{who}{escape(notice.text)}</li>')
     if not lines:
         body = '<p class="none">None: no run diverged, no reply was lost or left out.</p>'
     else:
@@ -203,8 +205,8 @@ def _write_notices(setting: Setting, number: int) -> str:
     return _section("notices", "Failures and warnings", "", number, body=body)
 
 
-def _looks(serious: bool) -> str:
-    return "serious" if serious else ""
+def _looks(**classes: bool) -> str:
+    return " ".join(name for name, has in classes.items() if has)
 
 
 # ----------------------------------------------------------------------------------------------- table
@@ -243,7 +245,7 @@ def _write_row(table: Table, name: str, cells: Sequence[Cell]) -> str:
 
 def _write_cell(cell: Cell) -> str:
     if cell.words or not cell.values:
-        return f'<td class="words" data-value="">{escape(cell.text)}</td>'
+        return f'<td class="{_looks(words=bool(cell.words))}" data-value="">{escape(cell.text)}</td>'
     figure, _, spread = cell.text.partition(" ± ")
     sd = f' <span class="sd">± {spread}</span>' if spread else ""
     return f'<td class="{cell.mark}" data-value="{mean_and_std(cell.values)[0]:.6g}">{figure}{sd}</td>'

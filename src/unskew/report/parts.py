@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from unskew.base.text import count_of
 from unskew.measures import measures as known_measures
 from unskew.measures.figures import worst_share_mean
 from unskew.report.reading import ReadRun
@@ -306,11 +307,11 @@ def _number(value: Any) -> float | None:
 
 def map_feedback(run: ReadRun) -> LayerMap | None:
     """FLFA: the agreement of clients' updates by layer and round, and the layers that feedback was in."""
-    rows = [row for row in run.rounds if "feedback_layers" in row]
-    if not rows:
+    noted = {row["round"]: row["method"] for row in run.rounds if "feedback_layers" in (row.get("method") or {})}
+    if not noted:
         return None
-    tables = [(row["round"], row.get("similarity") or {}) for row in rows]
-    return _map_layers(tables, {row["round"]: row["feedback_layers"] for row in rows})
+    tables = [(number, own.get("similarity") or {}) for number, own in noted.items()]
+    return _map_layers(tables, {number: own["feedback_layers"] for number, own in noted.items()})
 
 
 def list_visits(run: ReadRun) -> list[Visit]:
@@ -372,18 +373,17 @@ def _tell(run: ReadRun) -> Iterable[Notice]:
     excluded = [(row["round"], row["excluded"], row.get("faults") or {}) for row in run.rounds if row.get("excluded")]
     if excluded:
         why = ", ".join(dict.fromkeys(str(text) for _, _, faults in excluded for text in faults.values()))
-        total = sum(len(clients) for _, clients, _ in excluded)
-        yield say(f"{total} replies left out in {len(excluded)} rounds, the first in round {excluded[0][0]}"
-                  + f": {why}" * bool(why), True)  # fmt: skip
+        total = count_of(sum(len(clients) for _, clients, _ in excluded), "reply", "replies")
+        when = f"in {count_of(len(excluded), 'round')}, the first in round {excluded[0][0]}"
+        yield say(f"{total} left out {when}" + f": {why}" * bool(why), True)
     dropped = [len(row["dropped"]) for row in run.rounds if row.get("dropped")]
     if dropped:
         sent = sum(len(row.get("clients", ())) for row in run.rounds)
-        yield say(f"{sum(dropped)} of {sent} replies did not come (drop-outs), in {len(dropped)} rounds")
-    idle = max((row.get("feedback_no_op_rounds", 0) for row in run.rounds), default=0)
+        yield say(f"{sum(dropped)} of {sent} replies did not come (drop-outs), in {count_of(len(dropped), 'round')}")
+    idle = max(((row.get("method") or {}).get("feedback_no_op_rounds", 0) for row in run.rounds), default=0)
     if idle:
-        yield say(
-            f"in {idle} rounds the layers that FLFA chose had nothing trained below them: feedback changed nothing"
-        )
+        when = count_of(idle, "round")
+        yield say(f"in {when} the layers that FLFA chose had nothing trained below them: feedback changed nothing")
     for change in run.options.get("code_changes", []):
         yield say(f"went on with changed code after round {change['round']}", True)
     for each in run.options.get("extended", []):

@@ -103,16 +103,24 @@
     const looks = axisLooks();
     return { type: "value", name, scale: true, nameLocation: "middle", nameGap: 28, ...looks, ...more, axisLabel: { ...looks.axisLabel, ...more.axisLabel } };
   };
-  /** Names along the vertical axis, cut to the room there is; a hover says the whole. */
+  /** Names along the vertical axis; above their rows where a phone has no room for long ones beside them. */
+  const stacks = (width, names) => width < NARROW && names.some((name) => 10 + 6.8 * name.length > width * 0.34);
+  const nameRoom = (width, names) => {
+    if (stacks(width, names)) return 0;
+    const longest = 10 + 6.8 * Math.max(...names.map((name) => name.length));
+    return Math.round(Math.min(longest, width < NARROW ? width * 0.34 : 230));
+  };
   const nameAxis = (names, width) => {
-    const looks = axisLooks();
-    const room = nameRoom(width);
+    const above = stacks(width, names);
+    const placed = above
+      ? { inside: true, margin: 2, align: "left", verticalAlign: "bottom", padding: [0, 0, 12, 0], width: width - 40 }
+      : { width: nameRoom(width, names) };
     return {
-      type: "category", data: names, inverse: true, ...looks, splitLine: { show: false },
-      axisLabel: { color: theme.ink, fontSize: 11.5, interval: 0, width: room, overflow: "truncate", hideOverlap: false },
+      type: "category", data: names, inverse: true, ...axisLooks(), splitLine: { show: false }, z: above ? 5 : 0,
+      axisLabel: { color: theme.ink, fontSize: 11.5, interval: 0, overflow: "truncate", hideOverlap: false, ...placed },
     };
   };
-  const nameRoom = (width) => (width < NARROW ? Math.round(width * 0.32) : 210);
+  const rowsHigh = (width, names) => names.length * (stacks(width, names) ? 44 : printing && names.length > 30 ? 18 : 25);
   const swatch = (colour) => `<span style="display:inline-block;width:9px;height:9px;border-radius:2px;margin-right:6px;background:${colour}"></span>`;
 
   function select(label, choices, act, chosen = 0) {
@@ -144,7 +152,7 @@
       const colour = at < 0 ? null : COLOURS[at % COLOURS.length];
       found[method.name] = {
         grey: at < 0, dash: at < 0 ? "solid" : DASHES[Math.floor(at / COLOURS.length) % DASHES.length],
-        colour: at < 0 ? (theme.dark ? "#5d6b78" : "#b3bdc7") : colour === "ink" ? theme.ink : colour,
+        colour: at < 0 ? (theme.dark ? "#5d6b78" : "#b3bdc7") : colour === "ink" ? theme.ink : theme.dark && !(at % COLOURS.length) ? "#1f8ad0" : colour,
       };
     });
     return found;
@@ -155,7 +163,7 @@
     const box = make("div", { class: "lines", role: "group", "aria-label": "methods" });
     const buttons = new Map();
     for (const name of names) {
-      const button = make("button", { title: name, "data-method": name, "aria-pressed": "true" }, make("i"), make("span", {}, name));
+      const button = make("button", { title: name, "data-method": name, "aria-pressed": "true" }, make("i"), make("b"), make("span", {}, name));
       button.addEventListener("click", (event) => {
         const alone = names.every((other) => hidden.has(other) === (other !== name));
         if (event.detail === 2 || event.altKey || event.shiftKey || event.ctrlKey || event.metaKey) {
@@ -266,8 +274,8 @@
       const names = [...lines.buttons.keys()];
       const shown = names.filter((name) => !hidden.has(name));
       const looks = dress(setting, hidden);
-      const beside = !printing && width >= NARROW && names.length > FEW;
-      const room = beside ? Math.min(230, Math.round(width * 0.26)) : 0;
+      const beside = width >= NARROW && names.length > FEW;
+      const room = beside ? Math.min(280, Math.round(width * 0.28)) : 0;
       const [, format, title] = AXES[axis];
       const curves = Object.fromEntries(shown.map((name) => [name, sumUp(setting, quantity, name, axis, weight)]));
       const series = [];
@@ -304,7 +312,7 @@
           }),
           series,
         },
-        after: (chart) => placeNames(chart, lines, box, { beside, room, height, shown, names, curves, looks }),
+        after: (chart) => placeNames(chart, lines, box, { beside, room, left: width - room, height, shown, names, curves, looks }),
       };
     });
   }
@@ -321,17 +329,20 @@
     return `<b>${axis === "rounds" ? "round " : ""}${format(items[0].axisValue ?? items[0].value[0])}</b><table style="width:auto;font-size:12px">${rows.join("")}</table>${rest}`;
   }
 
+  const tellLast = (button, points) => (button.querySelector("b").textContent = points && points.length ? number(points[points.length - 1][1], 1) : "");
+
   /** Names at the ends of the lines where there is room and there are many, else above them. */
-  function placeNames(chart, lines, box, { beside, room, height, shown, names, curves, looks }) {
+  function placeNames(chart, lines, box, { beside, room, left, height, shown, names, curves, looks }) {
     lines.box.classList.toggle("beside", beside);
     lines.box.querySelectorAll("svg").forEach((old) => old.remove());
     if (!beside) {
       if (lines.box.parentNode !== box.parentNode) box.before(lines.box);
-      lines.box.style.width = lines.box.style.height = "";
-      lines.buttons.forEach((button) => (button.style.top = ""));
+      lines.box.style.width = lines.box.style.height = lines.box.style.left = "";
+      lines.buttons.forEach((button, name) => { button.style.top = ""; tellLast(button, curves[name]); });
       return;
     }
     box.append(lines.box);
+    lines.box.style.left = `${left}px`;
     lines.box.style.width = `${room}px`;
     lines.box.style.height = `${height}px`;
     const ends = names.map((name) => {
@@ -345,6 +356,7 @@
     names.forEach((name, place) => {
       const button = lines.buttons.get(name);
       button.style.top = `${tops[place]}px`;
+      tellLast(button, curves[name]);
       button.onmouseenter = () => chart.dispatchAction({ type: "highlight", seriesName: name });
       button.onmouseleave = () => chart.dispatchAction({ type: "downplay", seriesName: name });
       if (!ends[place]) return;
@@ -374,9 +386,9 @@
         const clear = (gap) => gap[1] != null && (gap[1] > 0 || gap[2] < 0);
         const colour = (gap) => (!clear(gap) ? theme.muted : gap[0] > 0 ? "#009E73" : "#D55E00");
         return {
-          height: rows.length * 24 + 64,
+          height: rowsHigh(width, rows.map(([name]) => name)) + 64,
           option: {
-            grid: { left: nameRoom(width) + 12, right: 18, top: 8, bottom: 46 },
+            grid: { left: nameRoom(width, rows.map(([name]) => name)) + 12, right: 18, top: 8, bottom: 46 },
             yAxis: nameAxis(rows.map(([name]) => name), width),
             xAxis: valueAxis(`points above ${cut(state.reference, width < NARROW ? 18 : 50)}`, { scale: false }),
             tooltip: tooltip({ trigger: "item", formatter: (item) => {
@@ -385,7 +397,7 @@
               return `<b>${escapeText(name)}</b><br>${number(gap[0])} points; ${range}`;
             } }),
             series: [
-              { type: "custom", silent: true, encode: { x: [1, 2], y: 0 }, data: rows.map(([, gap], place) => [place, gap[1] ?? gap[0], gap[2] ?? gap[0]]), markLine: { silent: true, symbol: "none", label: { show: false }, lineStyle: { color: theme.ink, type: "solid", opacity: 0.5 }, data: [{ xAxis: 0 }] },
+              { type: "custom", silent: true, encode: { x: [1, 2], y: 0 }, data: rows.map(([, gap], place) => [place, gap[1] ?? gap[0], gap[2] ?? gap[0]]), markLine: { silent: true, z: 6, symbol: "none", label: { show: false }, lineStyle: { color: theme.ink, type: "solid", opacity: 0.5 }, data: [{ xAxis: 0 }] },
                 renderItem: (at, api) => {
                   const low = api.coord([api.value(1), api.value(0)]), high = api.coord([api.value(2), api.value(0)]);
                   return { type: "line", shape: { x1: low[0], y1: low[1], x2: high[0], y2: high[1] }, style: { stroke: colour(rows[at.dataIndex][1]), lineWidth: 2.5, lineCap: "round" } };
@@ -403,9 +415,9 @@
     body.append(box);
     const rows = ranks.methods.map((name, place) => [name, ranks.mean[place]]).sort((a, b) => a[1] - b[1]);
     draw(box, (width) => ({
-      height: rows.length * 24 + 64,
+      height: rowsHigh(width, ranks.methods) + 64,
       option: {
-        grid: { left: nameRoom(width) + 12, right: 24, top: 8, bottom: 46 },
+        grid: { left: nameRoom(width, ranks.methods) + 12, right: 24, top: 8, bottom: 46 },
         yAxis: nameAxis(rows.map(([name]) => name), width),
         xAxis: valueAxis("mean rank", { min: 1, max: Math.max(rows.length, 2), scale: false }),
         tooltip: tooltip({ formatter: (item) => `<b>${escapeText(rows[item.dataIndex][0])}</b><br>mean rank ${number(rows[item.dataIndex][1])}` }),
@@ -426,10 +438,10 @@
   function heat(width, { rows, columns, cells, least, most, colours, xName, tell, label, extra = [], rowHeight = 22 }) {
     const crowded = rows.length > 40;
     const height = Math.max(180, Math.min(rows.length * rowHeight, 620) + 96);
-    const longest = Math.min(nameRoom(width), 14 + 6.6 * Math.max(...rows.map((name) => name.length)));
-    const names = nameAxis(rows, width);
-    names.axisLabel = { ...names.axisLabel, width: longest, interval: crowded ? "auto" : 0, fontSize: 11 };
+    const longest = Math.round(Math.min(10 + 6.8 * Math.max(...rows.map((name) => name.length)), width < NARROW ? width * 0.34 : 230));
     const looks = axisLooks();
+    const names = { type: "category", data: rows, inverse: true, ...looks, splitLine: { show: false } };
+    names.axisLabel = { color: theme.ink, fontSize: 11, interval: crowded ? "auto" : 0, width: longest, overflow: "truncate" };
     return {
       height, canvas: cells.length > 1500,
       option: {
@@ -538,9 +550,9 @@
     body.append(box);
     const names = setting.methods.map((method) => method.name).filter((name) => name in setting.boxes);
     draw(box, (width) => ({
-      height: names.length * 26 + 60,
+      height: rowsHigh(width, names) + 60,
       option: {
-        grid: { left: nameRoom(width) + 12, right: 18, top: 8, bottom: 46 },
+        grid: { left: nameRoom(width, names) + 12, right: 18, top: 8, bottom: 46 },
         yAxis: nameAxis(names, width),
         xAxis: valueAxis("accuracy of a client (%)", { min: 0, max: 100, scale: false }),
         tooltip: tooltip({ trigger: "item", formatter: (item) => {
@@ -566,10 +578,10 @@
     const names = setting.methods.map((method) => method.name).filter((name) => name in setting.seconds);
     const kinds = Object.keys(KINDS).filter((kind) => names.some((name) => setting.seconds[name][kind]));
     draw(box, (width) => ({
-      height: names.length * 24 + 90,
+      height: rowsHigh(width, names) + 90,
       option: {
-        grid: { left: nameRoom(width) + 12, right: 22, top: 36, bottom: 44 },
-        legend: { top: 0, left: nameRoom(width) + 8, itemWidth: 12, itemHeight: 10, textStyle: { color: theme.muted, fontSize: 11.5 }, data: kinds.map((kind) => KINDS[kind][0]) },
+        grid: { left: nameRoom(width, names) + 12, right: 22, top: 36, bottom: 44 },
+        legend: { top: 0, left: nameRoom(width, names) + 8, itemWidth: 12, itemHeight: 10, textStyle: { color: theme.muted, fontSize: 11.5 }, data: kinds.map((kind) => KINDS[kind][0]) },
         yAxis: nameAxis(names, width),
         xAxis: valueAxis("", { scale: false, axisLabel: { formatter: seconds } }),
         tooltip: tooltip({ trigger: "axis", axisPointer: { type: "shadow" }, formatter: (items) => `<b>${escapeText(items[0].name)}</b>` + items.map((item) => `<br>${swatch(item.color)}${item.seriesName}: ${seconds(item.value)}`).join("") }),
@@ -720,6 +732,15 @@
     feedback: (body, setting) => drawLayers(body, setting.feedback, "chosen", "agreement"),
   };
   const drawn = new Set();
+  const queue = [];
+
+  /** Draws what is waiting, part by part, so that the page can be read meanwhile. */
+  function drawNext() {
+    const act = queue.shift();
+    if (act) act();
+    if (queue.length) setTimeout(drawNext);
+    else document.documentElement.dataset.ready = String(Math.round(performance.now()));
+  }
 
   function show(place) {
     document.querySelectorAll(".setting").forEach((own) => (own.hidden = own.dataset.setting !== String(place)));
@@ -728,8 +749,9 @@
     drawn.add(place);
     document.querySelectorAll(`.setting[data-setting="${place}"] section.part`).forEach((section) => {
       const act = PARTS[section.dataset.part], body = section.querySelector(".body");
-      if (act && body) act(body, facts.settings[place]);
+      if (act && body) queue.push(() => act(body, facts.settings[place]));
     });
+    setTimeout(drawNext);
   }
 
   document.querySelectorAll("table.figures").forEach(sortable);
@@ -739,6 +761,6 @@
   }));
   document.querySelectorAll("[data-tab]").forEach((tab) => tab.addEventListener("click", () => show(+tab.dataset.tab)));
   document.querySelectorAll('section[data-part="ranks"]').forEach((section) => drawRanks(section.querySelector(".body"), facts.ranks[section.dataset.key]));
+  addEventListener("beforeprint", () => { while (queue.length) queue.shift()(); });
   show(0);
-  document.documentElement.dataset.ready = "true";
 })();

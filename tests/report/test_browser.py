@@ -1,0 +1,236 @@
+"""The report in a real browser: Debian's Chromium (apt-get install chromium chromium-driver), without any network."""
+
+import base64
+import json
+import shutil
+import time
+from contextlib import contextmanager
+
+import pytest
+
+from report.made_runs import make_comparison, make_run
+from unskew.report.page import build_page
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not (shutil.which("chromium") and shutil.which("chromedriver")),
+        reason="needs Chromium: apt-get install chromium chromium-driver",
+    ),
+]
+webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium, of the extra dev")
+
+LONG = [f"flfa(inner=fedprox(mu={0.001 * (n + 1):.3f}), select=highest, n_layers=2)" for n in range(39)]
+OVERLAPS = """
+const boxes = [];
+for (const chart of document.querySelectorAll('.chart')) {
+  const found = [...chart.querySelectorAll('.plot svg text, .lines button span')].filter(
+    (e) => e.textContent.trim() && e.getBoundingClientRect().width);
+  boxes.push(...found.map((e) => [chart, e, e.getBoundingClientRect()]));
+}
+const wrong = [];
+for (let i = 0; i < boxes.length; i++) {
+  const [chart, one, a] = boxes[i];
+  const frame = chart.getBoundingClientRect();
+  if (a.left < frame.left - 2 || a.right > frame.right + 2) wrong.push('outside: ' + one.textContent);
+  for (let j = i + 1; j < boxes.length; j++) {
+    const [other, two, b] = boxes[j];
+    if (chart !== other) continue;
+    const x = Math.min(a.right, b.right) - Math.max(a.left, b.left);
+    const y = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
+    if (x > 1.5 && y > 4) wrong.push(one.textContent + ' | ' + two.textContent);
+  }
+}
+return wrong.slice(0, 10);
+"""
+ON_DATA = """
+const plots = document.querySelector('[data-part=curves] .plot').getBoundingClientRect();
+const paths = [...document.querySelectorAll('[data-part=curves] .plot svg path')].filter(
+  (p) => p.getAttribute('fill') === 'none' && +p.getAttribute('stroke-width') > 1);
+const right = Math.max(...paths.map((p) => p.getBoundingClientRect().right));
+return [...document.querySelectorAll('[data-part=curves] .lines button')].filter((b) => {
+  const box = b.getBoundingClientRect(), frame = b.parentNode.getBoundingClientRect(); // which may scroll
+  const bottom = Math.min(box.bottom, frame.bottom);
+  return bottom > box.top && box.left < right - 1 && bottom > plots.top + 1 && box.top < plots.bottom - 1;
+}).length;
+"""
+
+
+@contextmanager
+def browser(width=1280, dark=False):
+    options = webdriver.ChromeOptions()
+    for flag in (
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--force-device-scale-factor=1",
+    ):
+        options.add_argument(flag)
+    options.binary_location = shutil.which("chromium")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    service = webdriver.ChromeService(executable_path=shutil.which("chromedriver"))
+    driver = webdriver.Chrome(options=options, service=service)
+    try:
+        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+        driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
+        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": scheme})
+        yield driver
+    finally:
+        driver.quit()
+
+
+def open_page(driver, path):
+    """Opens a page; gives the milliseconds until all of it was drawn."""
+    driver.get(f"file://{path}")
+    for _ in range(200):
+        if took := driver.execute_script("return document.documentElement.dataset.ready"):
+            return int(took)
+        time.sleep(0.1)
+    raise AssertionError("the page was not drawn within 20 s")
+
+
+def check_silence(driver):
+    """No error on the console, and nothing fetched but the page itself."""
+    assert driver.get_log("browser") == []
+    events = [json.loads(entry["message"])["message"] for entry in driver.get_log("performance")]
+    asked = [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
+    assert asked and all(url.startswith(("file:", "data:", "blob:")) for url in asked)
+
+
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory):
+    place = tmp_path_factory.mktemp("few")
+    make_comparison(place, {"fedavg": 0.6, "fedprox": 0.7, "scaffold": 0.8, "fedsol": 0.85}, rounds=12)
+    (place / "report.html").write_text(build_page([place]))
+    return place
+
+
+@pytest.fixture(scope="module")
+def forty(tmp_path_factory):
+    place = tmp_path_factory.mktemp("forty")
+    make_comparison(place, {name: 0.5 + n / 100 for n, name in enumerate(["fedavg", *LONG])}, rounds=20)
+    (place / "report.html").write_text(build_page([place]))
+    return place / "report.html"
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_forty_names_neither_overlap_nor_overflow(forty, width, dark):
+    with browser(width, dark) as driver:
+        open_page(driver, forty)
+        assert driver.execute_script("return document.documentElement.scrollWidth") <= width
+        assert driver.execute_script(OVERLAPS) == []
+        assert driver.execute_script(ON_DATA) == 0
+        highest = "Math.max(...[...document.querySelectorAll('table.figures td')].map((cell) => cell.offsetHeight))"
+        assert driver.execute_script(f"return {highest}") < 45  # no cell breaks
+        paper = driver.execute_script("return getComputedStyle(document.body).backgroundColor")
+        assert paper == ("rgb(17, 23, 29)" if dark else "rgb(255, 255, 255)")
+        check_silence(driver)
+
+
+def test_forty_methods_open_within_two_seconds(forty):
+    with browser() as driver:
+        assert min(open_page(driver, forty) for _ in range(3)) < 2000  # others may be at work on this machine
+
+
+def names_in(driver):
+    return [
+        cell.get_attribute("data-value")
+        for cell in driver.find_elements("css selector", "table.figures td:first-child")
+    ]
+
+
+def test_sort_hide_hover_and_switch(comparison):
+    with browser() as driver:
+        open_page(driver, comparison / "report.html")
+        assert names_in(driver) == ["fedavg", "fedprox", "scaffold", "fedsol"]
+        head = driver.find_element("css selector", "button[data-column='1']")
+        head.click()
+        assert names_in(driver) == ["fedsol", "scaffold", "fedprox", "fedavg"]
+        head.click()
+        assert names_in(driver) == ["fedavg", "fedprox", "scaffold", "fedsol"]
+
+        button = driver.find_element("css selector", "[data-part=curves] [data-method=fedsol]")
+        drawn = "return echarts.getInstanceByDom(document.querySelector('[data-part=curves] .plot')).getOption()"
+        lines = f"{drawn}.series.filter((s) => s.type === 'line').map((s) => s.name)"
+        assert sorted(driver.execute_script(lines)) == ["fedavg", "fedprox", "fedsol", "scaffold"]
+        driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", button)
+        button.click()
+        assert "fedsol" not in driver.execute_script(lines) and button.get_attribute("aria-pressed") == "false"
+        time.sleep(0.7)
+        button.click()
+        assert "fedsol" in driver.execute_script(lines)
+        time.sleep(0.7)
+        webdriver.ActionChains(driver).double_click(button).perform()
+        assert driver.execute_script(lines) == ["fedsol"]
+        time.sleep(0.7)
+        webdriver.ActionChains(driver).double_click(button).perform()
+        assert len(driver.execute_script(lines)) == 4
+
+        plot = driver.find_element("css selector", "[data-part=curves] .plot")
+        webdriver.ActionChains(driver).move_to_element(plot).perform()
+        time.sleep(0.3)
+        hovered = driver.execute_script("return document.querySelector('[data-part=curves] .plot').textContent")
+        assert "round " in hovered and "±" in hovered
+
+        for choice, title in (("bytes", "bytes sent"), ("seconds", "seconds of work"), ("rounds", "round")):
+            driver.find_element("css selector", f"[data-part=curves] [data-choice={choice}]").click()
+            assert driver.execute_script(f"{drawn}.xAxis[0].name").startswith(title)
+        before = driver.execute_script(f"{drawn}.series.at(-1).data.at(-1)[1]")
+        driver.execute_script(
+            "const slider = document.querySelector('[data-part=curves] input');"
+            "slider.value = 0.9; slider.dispatchEvent(new Event('input'))"
+        )
+        assert driver.execute_script(f"{drawn}.series.at(-1).data.at(-1)[1]") < before
+        driver.find_element("css selector", "[data-part=class_maps] [data-choice=forgotten]").click()
+        check_silence(driver)
+
+
+def test_ten_numbers_are_those_of_summary_json(comparison):
+    names, seen = ["fedavg", "fedprox", "scaffold", "fedsol"], 0
+    with browser() as driver:
+        open_page(driver, comparison / "report.html")
+        rows = {
+            row.find_element("css selector", "td").get_attribute("data-value"): [
+                cell.text.partition(" ")[0] for cell in row.find_elements("css selector", "td")
+            ]
+            for row in driver.find_elements("css selector", "table.figures tbody tr")
+        }
+    for number, name in enumerate(names):
+        found = [
+            json.loads((comparison / "runs" / f"{number:02}-seed{seed}" / "summary.json").read_text())
+            for seed in range(3)
+        ]
+        for place, value in (
+            (1, [own["accuracy"]["last"] for own in found]),
+            (2, [own["personal"]["mean"] for own in found]),
+            (3, [own["personal"]["worst_decile"] for own in found]),
+        ):
+            assert rows[name][place] == f"{100 * sum(value) / 3:.2f}"
+            seen += 1
+    assert seen >= 10
+
+
+def test_print_is_on_white_with_closed_details(comparison, tmp_path):
+    with browser(dark=True) as driver:
+        open_page(driver, comparison / "report.html")
+        pdf = base64.b64decode(driver.execute_cdp_cmd("Page.printToPDF", {"printBackground": True})["data"])
+        assert pdf.startswith(b"%PDF") and len(pdf) > 20_000
+        assert driver.execute_script("return document.querySelectorAll('details[open]').length") == 0
+        check_silence(driver)
+
+
+def test_nasty_names_do_not_run(tmp_path):
+    folder = make_run(tmp_path / "run")
+    held = json.loads((folder / "labels.json").read_text())
+    held["classes"][0] = "</script><img src=x onerror=alert(1)>"
+    (folder / "labels.json").write_text(json.dumps(held))
+    (tmp_path / "report.html").write_text(build_page([folder]))
+    with browser(390) as driver:
+        open_page(driver, tmp_path / "report.html")
+        plot = driver.find_element("css selector", "[data-part=split] .plot")
+        webdriver.ActionChains(driver).move_to_element(plot).perform()
+        assert driver.find_elements("css selector", "img") == []
+        check_silence(driver)
