@@ -20,6 +20,7 @@ def result():
 
 def test_a_result(result):
     html = result._repr_html_()
+    assert repr(result).startswith("<result of fedavg on digits, seed ") and "\n" not in repr(result)
     assert PICTURE.search(html) and f"{100 * result.accuracy:.2f} %" in html and "fedavg on digits" in html
     assert isinstance(result.plot(), Figure) and result.plot(x="bytes").axes[0].get_xlabel().startswith("sent (")
     with pytest.raises(unskew.InputError, match="no run recorded 'drift'"):
@@ -36,6 +37,7 @@ def test_a_comparison_is_a_list_that_shows_itself(tmp_path):
     cells = unskew.compare(["fedavg", "fedprox(mu=0.1)"], seeds=2, out=tmp_path, **{
         key: value for key, value in SMALL.items() if key != "method"})  # fmt: skip
     assert isinstance(cells, list) and len(cells) == 4 and cells[0].method == "fedavg"
+    assert repr(cells) == "<comparison of fedavg, fedprox(mu=0.1): 4 runs>"
     html = cells._repr_html_()
     assert PICTURE.search(html) and "fedprox(mu=0.1)" in html and "2 seeds" in html
     assert len(cells.plot(width="column").axes[0].lines) == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -57,6 +58,9 @@ def watch(
         _print_once(watching)
         return
     signals.explain(lambda: "the runs go on")
+    # not of the size that a shell may have exported long ago
+    fresh = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    screen = Console(highlight=False, markup=False, emoji=False, _environ=fresh)
     try:
         with ExitStack() as stack:
             line = ""
@@ -64,13 +68,13 @@ def watch(
                 from unskew.report.serving import serve_page
 
                 line = f"report: {stack.enter_context(serve_page(folder, port))}"
-            view = _follow(watching, every, line) if live else _wait(line)
+            view = _follow(watching, screen, every, line) if live else _wait(line)
     except KeyboardInterrupt:
         if not signals.take_interrupt():
             raise
         view = watching.look()
     if live:
-        console.print(draw(view, folder, console))
+        screen.print(draw(view, folder, screen))
 
 
 def _print_once(watching: Watching) -> None:
@@ -88,24 +92,20 @@ def _wait(line: str) -> View:
         time.sleep(3600)
 
 
-def _follow(watching: Watching, every: float, line: str) -> View:
+def _follow(watching: Watching, screen: Console, every: float, line: str) -> View:
     """Shows view after view until all is finished; with a page, until Ctrl-C. Gives the last one."""
     view = watching.look()
-    with Live(console=console, screen=True, auto_refresh=False) as live:
+    with Live(console=screen, screen=True, auto_refresh=False) as live:
         while not view.over or line:
-            _show(live, view, watching.folder, line)
-            until, size = time.monotonic() + every, console.size
+            live.update(draw(view, watching.folder, screen, line), refresh=True)
+            until, size = time.monotonic() + every, screen.size
             while (left := until - time.monotonic()) > 0:
                 time.sleep(min(STEP, left))
-                if console.size != size:  # the terminal has another size now
-                    size = console.size
-                    _show(live, view, watching.folder, line)
+                if screen.size != size:  # the terminal was resized
+                    size = screen.size
+                    live.update(draw(view, watching.folder, screen, line), refresh=True)
             view = watching.look()
     return view
-
-
-def _show(live: Live, view: View, folder: Path, line: str) -> None:
-    live.update(draw(view, folder, console, line), refresh=True)
 
 
 def draw(view: View, folder: Path, on: Console, line: str = "", whole: bool = False) -> RenderableType:

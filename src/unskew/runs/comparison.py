@@ -12,6 +12,7 @@ from unskew.base import display
 from unskew.base.errors import InputError
 from unskew.base.process import neutral_torch
 from unskew.base.registry import construct, to_table
+from unskew.base.text import count_of
 from unskew.core.method import Method
 from unskew.data.dataset import Dataset
 from unskew.data.partition.saved import load_partition
@@ -45,6 +46,10 @@ class CellResult:
 
 class Cells(list[CellResult]):
     """The runs of a comparison, one after the other; notebooks show their table and curves."""
+
+    def __repr__(self) -> str:  # the runs' own would be pages of rows
+        methods = ", ".join(dict.fromkeys(cell.method for cell in self))
+        return f"<comparison of {methods or 'nothing'}: {count_of(len(self), 'run')}>"
 
     def table(self, title: str = "", *, metric: Metric = "last", columns: str | Sequence[str] = ()) -> display.Shown:
         """The comparison's table, which notebooks show; `print` gives Markdown, `.to_text("csv")` other forms."""

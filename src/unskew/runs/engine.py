@@ -18,6 +18,7 @@ from unskew.base.errors import InputError, SlotError, let_pass
 from unskew.base.json_text import to_json
 from unskew.base.once import warn_once
 from unskew.base.process import prepare_process
+from unskew.base.text import count_of
 from unskew.base.tree import Groups
 from unskew.core.checks.asking import ask_server
 from unskew.core.checks.faults import is_spoilt, naming
@@ -73,6 +74,10 @@ class Result:
     folder: Path | None
     _models: Models = field(repr=False)
     _tested: dict[str, Tested] = field(repr=False, default_factory=dict)
+
+    def __repr__(self) -> str:  # that of the fields would be pages of rows and weights
+        about = f"{self.run.method} on {self.run.data}, seed {self.run.seed}"
+        return f"<result of {about}: accuracy {self.accuracy:.4f} after {count_of(self.summary['rounds'], 'round')}>"
 
     @property
     def accuracy(self) -> float:

@@ -96,6 +96,10 @@ class Tuning:
     notes: tuple[str, ...]
     """How was tuned, for the table."""
 
+    def __repr__(self) -> str:
+        chosen = ", ".join(str(own.run.method) for own in self.tuned)
+        return f"<tuning of {chosen}: {count_of(len(self.trials), 'trial')}>"
+
     def _repr_html_(self) -> str:
         return display.to_html(self)
 
