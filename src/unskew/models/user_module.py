@@ -45,12 +45,12 @@ def split_head(module: nn.Module, head: str | None = None, example: Tensor | Non
 def _check_same(module: nn.Module, model: Model, head: str, example: Tensor) -> None:
     # copies: a forward pass may update buffers, and evaluation mode switches dropout off
     whole, parts = copy.deepcopy(module).eval(), copy.deepcopy(model).eval()
-    with torch.no_grad(), seeds.preserve_global_generator():
-        seeds.seed_layers(0, "head")  # a forward pass that draws something draws the same in both
+    # a forward pass that draws something draws the same in both
+    with torch.no_grad(), seeds.seed_everything(0, "head"):
         expected = whole(example.clone())  # one that it changes is found, and said, later
-        if not isinstance(expected, Tensor):
-            raise InputError(f"{type(module).__name__} must return its logits, got {type(expected).__name__}")
-        seeds.seed_layers(0, "head")
+    if not isinstance(expected, Tensor):
+        raise InputError(f"{type(module).__name__} must return its logits, got {type(expected).__name__}")
+    with torch.no_grad(), seeds.seed_everything(0, "head"):
         try:
             same = torch.allclose(parts(example.clone()).logits, expected, rtol=1e-4, atol=1e-5, equal_nan=True)
         except (RuntimeError, TypeError, ValueError, AttributeError, IndexError):
