@@ -13,6 +13,7 @@ from unskew.base.display import X
 from unskew.base.errors import InputError
 from unskew.base.text import count_of
 from unskew.cli.output import console, make_table, note, print_json, show_result
+from unskew.cli.outputs import check_out
 from unskew.cli.shared_flags import Json
 from unskew.report.confusion_plot import plot_confusion
 from unskew.report.figures import Played, draw_runs, read_width
@@ -133,6 +134,7 @@ def plot(
     """Draws the accuracy of runs over rounds into one picture; runs of one method are seeds of one line."""
     if out.suffix.lower() not in KINDS:
         raise InputError(f"--out expects the name of a {', '.join(KINDS)} file, got '{out}'")
+    check_out(out)
     if confusion:
         if measure or width or x != "rounds":
             raise InputError("--confusion goes without --measure, --width and --x; leave them out")

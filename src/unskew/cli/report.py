@@ -10,6 +10,7 @@ import typer
 from unskew.base.errors import InputError
 from unskew.base.text import count_of
 from unskew.cli.output import console, note
+from unskew.cli.outputs import check_out
 from unskew.report.facts import make_facts
 from unskew.report.files import draw_whole
 from unskew.report.page import render_page
@@ -25,6 +26,7 @@ def report(
     """Writes runs and comparisons as one interactive page, from their folders alone; finished or not."""
     if out.suffix.lower() not in (".html", ".htm"):
         raise InputError(f"--out expects the name of an .html file, got '{out}'")
+    check_out(out)
     gathered = gather(paths)
     for problem in gathered.problems:
         note(f"left out: {problem}")

@@ -15,6 +15,7 @@ from unskew.base import storage
 from unskew.base.errors import InputError
 from unskew.base.text import count_of
 from unskew.cli.output import console, describe_figures, print_json
+from unskew.cli.outputs import PREDICTIONS, check_out
 from unskew.cli.progress import DownloadProgress
 from unskew.cli.shared_flags import DataDir, Json
 from unskew.data.dataset import Samples
@@ -52,6 +53,8 @@ def predict(
         raise InputError("--data and --inputs both say what to predict; give one of them")
     if out is not None and out.suffix.lower() != ".csv":
         raise InputError(f"--out expects the name of a .csv file, got '{out}'")
+    if out is not None:
+        check_out(out)
     samples = None if inputs is not None else _pick(run, data, part, client, data_dir)
     labels = None if samples is None else samples.y
     x = samples.x if samples is not None else _read_array(inputs)
@@ -108,7 +111,7 @@ def _write_lines(path: Path, scores: Tensor, labels: Tensor | None, classes: tup
     shares = scores.softmax(1)
     text = io.StringIO()
     lines = csv.writer(text, lineterminator="\n")
-    lines.writerow(["sample", "label", "predicted", "probability"])
+    lines.writerow(PREDICTIONS)
     for number, (share, predicted) in enumerate(zip(*shares.max(1), strict=True)):
         label = "" if labels is None else classes[int(labels[number])]
         lines.writerow([number, label, classes[int(predicted)], f"{float(share):.6f}"])
@@ -129,6 +132,7 @@ def export(
     """
     if out.suffix.lower() not in KINDS:
         raise InputError(f"--out expects the name of a {', '.join(KINDS)} file, got '{out}'")
+    check_out(out)
     run = SavedRun(path, data_dir=data_dir, accept_changed_code=accept_changed_code)
     model = run.model() if client is None else run.client(client).model()
     notes = {"run": run.config.hash, "method": str(run.config.method), "model": str(run.config.model), "client": client}

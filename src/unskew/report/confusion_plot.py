@@ -9,6 +9,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from unskew.measures.classification import Confusion
+from unskew.report.layout import DPI, save
 from unskew.report.split_plot import INK, SHADES, thinned
 
 MOST_NUMBERS = 15
@@ -21,7 +22,7 @@ def plot_confusion(confusion: Confusion, path: Path, title: str) -> None:
     counts, classes = confusion.counts, confusion.classes
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     side = min(12.0, 3.0 + 0.4 * len(classes))
-    figure = Figure(figsize=(side + 0.8, side), layout="constrained")
+    figure = Figure(figsize=(side + 0.8, side), dpi=DPI, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     drawn = axes.imshow(shares, cmap=SHADES, vmin=0, vmax=1)
@@ -38,4 +39,4 @@ def plot_confusion(confusion: Confusion, path: Path, title: str) -> None:
     bar = figure.colorbar(drawn, ax=axes, fraction=0.04, pad=0.02)
     bar.set_label("share of the true class", fontsize=8)
     bar.ax.tick_params(labelsize=8)
-    figure.savefig(path, dpi=150, facecolor="white")
+    save(figure, path)

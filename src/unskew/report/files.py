@@ -39,6 +39,12 @@ def check_place(out: Path) -> None:
         raise InputError(f"{out / EARLIER} is a file, but earlier comparisons are kept there; choose another --out")
 
 
+def find_comparison_of(path: Path) -> Path | None:
+    """The folder of the comparison whose own file this is or would be; None: it is no comparison's."""
+    own = path.name.lower() in NAMES and _read_table(path.parent / "table.json") is not None
+    return path.parent if own else None
+
+
 @contextmanager
 def writing_place(out: Path) -> Iterator[Path]:
     """A folder to write a comparison's files in; those that killed processes left are removed."""

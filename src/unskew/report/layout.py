@@ -16,6 +16,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 
+from unskew.base.version import MAKER
+
 FONTS: dict[Any, Any] = {"pdf.fonttype": 42, "ps.fonttype": 42}
 CM = 1 / 2.54
 """Inches."""
@@ -224,8 +226,11 @@ def _measure_text(renderer: Any, figure: Figure, text: str, size: float) -> floa
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Writes a figure; the same bytes for the same figure."""
+    """Writes a figure; the same bytes for the same figure, which say who made it."""
     kind = path.suffix.lower().lstrip(".")
-    dates: dict[str, dict[str, Any]] = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
+    about: dict[str, dict[str, Any]] = {
+        "png": {"Software": MAKER}, "pdf": {"Creator": MAKER, "CreationDate": None},
+        "svg": {"Creator": MAKER, "Date": None},
+    }  # fmt: skip
     with mpl.rc_context(FONTS | {"svg.hashsalt": "unskew"}):
-        figure.savefig(path, facecolor="white", metadata=dates.get(kind))
+        figure.savefig(path, facecolor="white", metadata=about.get(kind))

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from unskew.base import storage
 from unskew.base.errors import InputError, one_line
 from unskew.base.tree import Tree
+from unskew.base.version import MAKER
 from unskew.data.dataset import Dataset
 from unskew.data.transforms import normalise
 from unskew.models.base import Model
@@ -35,8 +36,10 @@ class Scorer(nn.Module):
 
 def write_model(model: Model, data: Dataset, notes: dict[str, Any], kind: str) -> bytes:
     """The bytes of such a file; `notes` go along with the weights, as do classes, shape and normalisation."""
-    about = {**notes, "classes": list(data.classes), "shape": list(data.shape), "mean": list(data.mean),
-             "std": list(data.std), "input": str(data.train.x.dtype).removeprefix("torch.")}  # fmt: skip
+    about = {
+        **notes, "about": MAKER, "classes": list(data.classes), "shape": list(data.shape), "mean": list(data.mean),
+        "std": list(data.std), "input": str(data.train.x.dtype).removeprefix("torch."),
+    }  # fmt: skip
     if kind == ".safetensors":
         params: Tree = dict(model.named_parameters())
         return storage.encode({"model": params, "buffers": dict(model.named_buffers())}, about)
@@ -51,7 +54,7 @@ def _write_program(scorer: Scorer, example: Tensor) -> bytes:
     """What torch.export.load reads."""
     made = torch.export.export(scorer, (example,), dynamic_shapes=({0: torch.export.Dim("samples", min=1)},))
     file = io.BytesIO()
-    torch.export.save(made, file)
+    torch.export.save(made, file, extra_files={"about": MAKER})
     return file.getvalue()
 
 
@@ -66,5 +69,7 @@ def _write_onnx(scorer: Scorer, example: Tensor) -> bytes:
     except ImportError as error:
         raise InputError(f".onnx needs more packages ({one_line(error)}); pip install 'unskew[onnx]'") from None
     assert made is not None
-    whole: bytes = made.model_proto.SerializeToString()
-    return whole
+    whole = made.model_proto  # made anew each time it is asked for
+    whole.doc_string = MAKER
+    content: bytes = whole.SerializeToString()
+    return content

@@ -44,6 +44,11 @@ KNOWN = ("plugins", "method", "data", "model", "split", "augment", "wire", "init
 
 
 SUMMARY_FILE = "summary.json"
+FILES = (
+    "run.toml", "split.json", "labels.json", "rounds.jsonl", "clients.jsonl", "model.safetensors", "per_class.csv",
+    "confusion.csv", "personal_per_class.csv", "personal_confusion.csv", SUMMARY_FILE, "tracking.json", "profile.json",
+)  # fmt: skip
+"""What a run writes, beside its checkpoints."""
 LOCK = ".lock"
 _FLOCK = "hhqqi"
 """The system's struct flock (Linux): type, whence, start, length, process."""
@@ -423,6 +428,17 @@ def _sign(file: TextIO) -> None:
         file.truncate(0)
         file.write(f"{platform.node()}\n")
         file.flush()
+
+
+def find_run_of(path: Path) -> Path | None:
+    """The folder of the run whose own file this is or would be; None: it is no run's."""
+    folder = Path(os.path.realpath(path.parent))
+    for place in (folder, *folder.parents):
+        if (place / "run.toml").is_file() and any((place / name).is_file() for name in ("split.json", _ROUNDS)):
+            first = (*folder.relative_to(place).parts, path.name.lower())[0]  # some systems do not tell case apart
+            if first == "checkpoint" or (place == folder and first in FILES):
+                return place
+    return None
 
 
 class Owner(NamedTuple):
