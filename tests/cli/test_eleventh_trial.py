@@ -121,3 +121,39 @@ def test_of_a_comparison_only_report_and_curves_are_made_anew(call: Call, place:
     assert contents(place) == before
     for line in ("plot c -o c/curves.png", "report c -o c/report.html", "plot run -o run/curves.png"):
         assert call(line).code == 0
+
+
+# ----------------------------------------------------------------------------------------- two tunings in one folder
+
+
+def test_run_files_of_an_earlier_tuning_move_with_its_table(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    quick = "--clients 3 --rounds 2 --steps 2 --model mlp --split iid --seeds 1 --jobs 1 --out t"
+    assert call(f"tune --methods fedavg,fedprox --grid lr=0.3 {quick} -q").code == 0
+    with (tmp_path / "t/tuned/fedavg.toml").open("a") as file:
+        file.write("# my note\n")
+    first = contents(tmp_path / "t/tuned")
+    said = call(f"tune --methods fedavg --grid lr=0.01 {quick}")
+    assert said.code == 0 and "the chosen settings as run files: t/tuned/fedavg.toml\n" in said.err
+    (kept,) = (tmp_path / "t/earlier").iterdir()
+    assert contents(kept / "tuned") == first and (kept / "table.json").exists()
+    assert set(contents(tmp_path / "t/tuned")) == {"fedavg.toml"}
+    assert "lr = 0.01\n" in (tmp_path / "t/tuned/fedavg.toml").read_text()
+    before = contents(tmp_path / "t/earlier")
+    assert call(f"tune --methods fedavg --grid lr=0.01 {quick} -q").code == 0  # the same again: nothing to keep
+    assert contents(tmp_path / "t/earlier") == before
+
+
+def test_tuning_over_run_files_of_the_users_is_refused_at_once(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t/tuned").mkdir(parents=True)
+    (tmp_path / "t/tuned/fedavg.toml").write_text("mine")
+    assert_refused(
+        call("tune --methods fedavg --grid lr=0.3 --out t"),
+        "t/tuned/fedavg.toml already exists and belongs to no tuning",
+    )
+    assert contents(tmp_path / "t") == {"tuned": None, "tuned/fedavg.toml": b"mine"}

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from unskew.report.files import NAMES, put_in_place, writing_place
+from unskew.base.errors import InputError
+from unskew.report.files import NAMES, check_place, put_in_place, writing_place
 
 
 def make(folder, text, runs, metric="last", names=NAMES):
@@ -101,3 +102,86 @@ def test_what_killed_processes_left_is_removed(tmp_path):
         assert first.is_dir() and second.is_dir()  # who is at work keeps its own
         assert {path.name for path in tmp_path.iterdir()} == {first.name, second.name}
     assert not list(tmp_path.iterdir())
+
+
+# ----------------------------------------------------------------------------------------- run files of a tuning
+
+
+def tune(folder, text, runs, *methods, own=None):
+    """Files of a tuning; `own`: what its run files hold instead."""
+    make(folder, text, runs)
+    (folder / "tuned").mkdir(exist_ok=True)
+    for method in methods:
+        (folder / "tuned" / f"{method}.toml").write_text(own or text)
+    return folder
+
+
+def read_tuned(folder):
+    return {path.stem: path.read_text() for path in (folder / "tuned").glob("*")}
+
+
+def test_run_files_of_an_earlier_tuning_go_with_its_table(tmp_path):
+    out = tune(tmp_path / "out", "one", ["a", "b"], "fedavg", "fedprox")
+    kept = put_in_place(tune(tmp_path / "made", "two", ["c"], "fedavg"), out)
+    assert read_tuned(out) == {"fedavg": "two"} and whose(out) == "two"
+    assert read_tuned(kept) == {"fedavg": "one", "fedprox": "one"} and whose(kept) == "one"
+    put_in_place(tune(tmp_path / "made", "one", ["a", "b"], "fedavg", "fedprox"), out)
+    assert read_tuned(out) == {"fedavg": "one", "fedprox": "one"}
+    assert [whose(folder) for folder in (out / "earlier").iterdir()] == ["two"]  # the same one is not kept twice
+
+
+def test_a_comparison_after_a_tuning_leaves_no_run_files_beside_itself(tmp_path):
+    out = tune(tmp_path / "out", "one", ["a", "b"], "fedavg")
+    kept = put_in_place(make(tmp_path / "made", "two", ["c"], names=NAMES[:3]), out)
+    assert not (out / "tuned").exists() and read_tuned(kept) == {"fedavg": "one"}
+
+
+def test_the_users_files_beside_run_files_stay(tmp_path):
+    out = tune(tmp_path / "out", "one", ["a", "b"], "fedavg")
+    (out / "tuned" / "notes.txt").write_text("mine")
+    put_in_place(tune(tmp_path / "made", "two", ["c"], "fedavg"), out)
+    assert read_tuned(out) == {"fedavg": "two", "notes": "mine"}
+
+
+def test_edited_run_files_are_kept_also_from_the_same_tuning(tmp_path):
+    out = tune(tmp_path / "out", "one", ["a", "b"], "fedavg", "fedprox")
+    for edit in ("# my note", "# another"):
+        (out / "tuned" / "fedavg.toml").write_text(edit)
+        kept = put_in_place(tune(tmp_path / "made", "one", ["a", "b"], "fedavg", "fedprox"), out)
+        assert read_tuned(out) == {"fedavg": "one", "fedprox": "one"} and not read(kept)
+    assert read_tuned(kept) == {"fedavg": "# my note", "fedavg.2": "# another"}
+    assert put_in_place(tune(tmp_path / "made", "one", ["a", "b"], "fedavg", "fedprox"), out) is None
+    assert read_tuned(kept) == {"fedavg": "# my note", "fedavg.2": "# another"}
+
+
+def test_run_files_that_belong_to_no_tuning_are_not_written_over(tmp_path):
+    for out in (tmp_path / "empty", make(tmp_path / "compared", "one", ["a"], names=NAMES[:3])):
+        (out / "tuned").mkdir(parents=True)
+        (out / "tuned" / "fedavg.toml").write_text("mine")
+        with pytest.raises(InputError, match=r"tuned/fedavg\.toml already exists and belongs to no tuning"):
+            check_place(out, tuning=True)
+        with pytest.raises(InputError, match=r"tuned/fedavg\.toml already exists and belongs to no tuning"):
+            put_in_place(tune(tmp_path / "made", "two", ["c"], "fedavg"), out)
+        put_in_place(make(tmp_path / "other", "three", ["d"], names=NAMES[:3]), out)
+        assert read_tuned(out) == {"fedavg": "mine"}
+
+
+@pytest.mark.parametrize("moment", range(2 * len(NAMES) + 3))
+def test_a_tuning_cut_off_at_any_moment(tmp_path, monkeypatch, moment):
+    out = tune(tmp_path / "out", "one", ["a", "b"], "fedavg", "fedprox")
+    made, left, replace = tune(tmp_path / "made", "two", ["c"], "fedavg"), [moment], Path.replace
+
+    def cut_off(self, target):
+        left[0] -= 1
+        if left[0] < 0:
+            raise KeyboardInterrupt
+        return replace(self, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", cut_off)
+        with pytest.raises(KeyboardInterrupt):
+            put_in_place(made, out)
+    put_in_place(tune(tmp_path / "again", "two", ["c"], "fedavg"), out)
+    (kept,) = (out / "earlier").iterdir()
+    assert whose(out) == "two" and read_tuned(out) == {"fedavg": "two"}
+    assert whose(kept) == "one" and read_tuned(kept) == {"fedavg": "one", "fedprox": "one"}

@@ -116,6 +116,7 @@ def publish(
         for kind, suffix in SUFFIX.items():
             (made / f"table.{suffix}").write_text(render(result, kind), encoding="utf-8")
         for name, text in (more or {}).items():
+            (made / name).parent.mkdir(exist_ok=True)
             (made / name).write_text(text, encoding="utf-8")
         draw_pictures(shown, cells, result, cells[0].seed, data, made)
         measured = draw_measures(cells, made / "measures.png", highlight_all(cells))
@@ -123,7 +124,8 @@ def publish(
         kept = put_in_place(made, out)
     if kept is not None:
         place = given / kept.relative_to(out)
-        note(f"table, report and pictures of the earlier comparison in {given} are now in {place}")
+        what = "table, report and pictures" if (kept / "table.json").exists() else "edited run files"
+        note(f"{what} of the earlier comparison in {given} are now in {place}")
     if form is not None:
         print_result(render(result, form))
         return

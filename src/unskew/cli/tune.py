@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from unskew.base import storage
 from unskew.base.text import Table, count_of
 from unskew.cli import signals
 from unskew.cli.cells_on import choose_elsewhere
@@ -18,7 +17,7 @@ from unskew.cli.progress import Announcer, DownloadProgress
 from unskew.cli.run_flags import add_run_flags
 from unskew.cli.shared_flags import CellsOn, DataDir, Jobs, Json, Quiet
 from unskew.data.sources import load
-from unskew.report.files import check_place
+from unskew.report.files import TUNED, check_place
 from unskew.report.tables import Format
 from unskew.report.tuning import render_trials, table
 from unskew.runs import building
@@ -72,12 +71,13 @@ def tune(
     elsewhere = choose_elsewhere(jobs, cells_on, [base.execution], quiet)
     wanted, numbers = read_methods(methods), read_seeds(seeds)
     if out is not None:
-        check_place(out)
+        check_place(out, tuning=True)
     data = load(base.data, data_dir, DownloadProgress())
     wanted = drop_misfits(wanted, base, numbers[0], data)
     plan = tuning.make_plan(base, wanted, grid, budget, search, tuning_seeds, numbers, metric, data)
     shown = base.resolve(building.prepare_data(base, dataset=data))
     given = out or Path("runs") / f"tune-{shown.hash}"
+    check_place(given, tuning=True)
     place = given.absolute()  # a slot may change the current folder
     signals.explain(lambda: f"the trials so far are in {given}; the same command again goes on from there")
     notes = (*wanted.notes, *tuning.explain(plan, data))
@@ -91,19 +91,18 @@ def tune(
             note(f"{count_of(len(trials), 'trial')} done; now the chosen settings with {fresh}")
         cells = tuning.compare_tuned(plan, tuned, data, place, announcer, elsewhere)
     result = table(tuning.Tuning(trials, tuned, cells, notes), make_title(shown, len(numbers)), metric)
-    names = write_run_files(tuned, place)
-    publish(result, cells, shown, data, place, given, "json" if as_json else form, render_trials(trials, tuned))
+    files = render_run_files(tuned)
+    more = {**render_trials(trials, tuned), **files}
+    publish(result, cells, shown, data, place, given, "json" if as_json else form, more)
     if not quiet:
-        note(f"the chosen settings as run files: {', '.join(str(given / name) for name in names)}")
+        note(f"the chosen settings as run files: {', '.join(str(given / name) for name in files)}")
 
 
-def write_run_files(tuned: Sequence[tuning.Tuned], place: Path) -> list[str]:
-    """A file for each method that `unskew run` takes; their names."""
-    names: list[str] = []
-    (place / "tuned").mkdir(parents=True, exist_ok=True)
+def render_run_files(tuned: Sequence[tuning.Tuned]) -> dict[str, str]:
+    """A file for each method that `unskew run` takes, by name."""
+    files: dict[str, str] = {}
     for number, own in enumerate(tuned):
         name = own.run.method.name
         again = sum(other.run.method.name == name for other in tuned[:number])  # with other options
-        names.append(f"tuned/{name}{f'-{again + 1}' if again else ''}.toml")
-        storage.write_atomic(place / names[-1], own.run.to_toml().encode())
-    return names
+        files[f"{TUNED}/{name}{f'-{again + 1}' if again else ''}.toml"] = own.run.to_toml()
+    return files
