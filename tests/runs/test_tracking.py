@@ -196,6 +196,29 @@ def test_a_tracker_that_comes_later_is_shown_everything(tmp_path, capsys):
         assert end.value.code == 0 and f"run: {said}" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("name", ["cli", "python"])
+def test_a_finished_run_is_shown_to_a_tracker_that_resume_names(tmp_path, capsys, name):
+    unskew.run("fedavg", out=tmp_path / "run", **TINY)
+    for said in ("shown in spy", "spy has been shown all of it", "nothing to do"):
+        if name == "cli":
+            with pytest.raises(SystemExit) as end:
+                main(["resume", str(tmp_path / "run"), "--track", "spy" if "spy" in said else "", "--json"])
+            out, err = capsys.readouterr()
+            assert end.value.code == 0 and json.loads(out) == unskew.open(tmp_path / "run").summary
+            assert err == f"{tmp_path / 'run'} is finished already; {said}\n"
+        else:
+            unskew.resume(tmp_path / "run", track="spy" if "spy" in said else [])
+    assert SpyLog.seen["run"]["rounds"] == [0, 1, 2, 3, 4] and len(SpyLog.seen["run"]["ends"]) == 1
+
+
+def test_a_tracker_that_is_no_tracker_is_refused_of_a_finished_run(tmp_path, capsys):
+    unskew.run("fedavg", out=tmp_path / "run", **TINY)
+    with pytest.raises(SystemExit) as end:
+        main(["resume", str(tmp_path / "run"), "--track", "spi"])
+    out, err = capsys.readouterr()
+    assert end.value.code == 2 and "unknown tracker 'spi'" in err and not out
+
+
 def test_a_comparison_has_one_for_each_cell_and_shows_finished_ones_afterwards(tmp_path):
     cells = unskew.compare("fedavg,fedprox(mu=0.1)", seeds=2, out=tmp_path, **TINY)
     assert not SpyLog.seen

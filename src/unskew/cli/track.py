@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -11,8 +12,9 @@ from unskew.base.errors import InputError
 from unskew.cli.output import console
 from unskew.runs.config import read_trackers
 from unskew.runs.folder import RunFolder
-from unskew.runs.saved import find_runs
+from unskew.runs.saved import SavedRun, find_runs
 from unskew.runs.tracked import show_saved
+from unskew.runs.tracking.base import Tracker
 
 
 def track(
@@ -20,11 +22,21 @@ def track(
     to: Annotated[list[str], typer.Option(help="the tracker: tensorboard:DIR, mlflow:DIR-or-URI, wandb:PROJECT")],
 ) -> None:
     """Shows runs in trackers, finished ones or as far as they came; what was shown before is not shown again."""
-    trackers = read_trackers(",".join(to))
+    trackers = read_checked(to)
     if not trackers:
         raise InputError("--to expects a tracker, such as tensorboard:runs/tensorboard")
+    for run in (run for path in paths for run in find_runs(path)):
+        console.print(f"{run.path}: {'shown' if show_in(run, trackers) else 'nothing new to show'}", soft_wrap=True)
+
+
+def read_checked(given: Sequence[str]) -> tuple[Tracker, ...]:
+    """Trackers from the words of a flag, ready to be shown something."""
+    trackers = read_trackers(",".join(given))
     for tracker in trackers:
         tracker.check()
-    for run in (run for path in paths for run in find_runs(path)):
-        shown = show_saved(RunFolder.at(run.path), str(run.about["method"]), trackers)
-        console.print(f"{run.path}: {'shown' if shown else 'nothing new to show'}", soft_wrap=True)
+    return trackers
+
+
+def show_in(run: SavedRun, trackers: Sequence[Tracker]) -> bool:
+    """Shows trackers what they have not seen of a run; False if they had seen all of it."""
+    return show_saved(RunFolder.at(run.path), str(run.about["method"]), trackers)
