@@ -154,7 +154,7 @@ def test_auto_keeps_away_from_stacked_with_adam():
         ("perfedavg", {"momentum": 0.5, "nesterov": True}, r"perfedavg does not go with local.nesterov = true"),
         ("perfedavg", {"clip": 1.0}, r"perfedavg does not go with local.clip"),
         ("fedavg", {"nesterov": True}, r"local.nesterov \(--nesterov\) changes momentum, and local.momentum"),
-        ("fedavg", {"optimiser": "adam", "momentum": 0.9}, r"local.momentum \(--momentum\) = 0.9 means nothing"),
+        ("fedavg", {"optimiser": "adam", "momentum": 0.9}, r"local.momentum \(--momentum\) = 0.9 belongs to sgd"),
         ("fedavg", {"optimiser": "adamw", "weight_decay": 0.1}, r"means nothing to adamw, whose own options are beta1"),
         ("fedavg", {"optimiser": "adma"}, r"unknown optimiser 'adma'; did you mean adam"),
         ("fedavg", {"optimiser": "adam(beta1=1)"}, r"adam.beta1: input should be less than 1, got 1"),

@@ -20,6 +20,7 @@ from unskew.base.errors import InputError, is_from_signal, one_line
 from unskew.base.process import keep_torch_modes
 from unskew.base.registry import Registry
 
+FOLDER = "expected a Python file or module, got a folder, of which nothing is imported; name a Python file in it"
 _PREFIX = "unskew_plugin_"
 _importing = threading.RLock()
 _loaded: dict[str, ModuleType] = {}
@@ -70,6 +71,8 @@ def call_object(target: str, what: str, *args: Any) -> Any:
 def load_module(place: str, what: str) -> ModuleType:
     """The module of a Python file or of a name; it is run once, however many things it is asked for."""
     path = find_file(place) if is_file(place) else None
+    if is_file(place) and path is None and Path(place).expanduser().is_dir():
+        raise InputError(f"{what} {place}: {FOLDER}")
     if is_file(place) and path is None:
         raise InputError(f"{what} {place}: there is no such file; give its path from the current folder")
     key = str(path) if path else place
@@ -124,6 +127,10 @@ def _load_name(name: str) -> ModuleType:
     earlier = [] if name in sys.modules else [name]
     with Registry.replacing(earlier), _search_also(Path.cwd(), *_folders), _keep_streams(), keep_torch_modes():
         module = importlib.import_module(name)
+    if getattr(module, "__file__", None) is None and hasattr(module, "__path__"):
+        for mine in earlier:
+            sys.modules.pop(mine, None)
+        raise InputError(FOLDER)
     user_code.note_plugin(module)
     return module
 

@@ -90,9 +90,21 @@ def _pick(run: SavedRun, data: str | None, part: str, client: int | None, data_d
         return run.data.test if part == "test" else run.data.train
     other = load(sources.build(data), data_dir, DownloadProgress())
     if other.classes != run.data.classes:
-        known, got = (", ".join(names[:5]) + ", …" * (len(names) > 5) for names in (run.data.classes, other.classes))
-        raise InputError(f"{data}: expected the run's classes ({known}), got {got}")
+        raise InputError(f"{data}: {_explain_classes(run.data.classes, other.classes)}")
     return other.test if part == "test" else other.train
+
+
+def _explain_classes(known: tuple[str, ...], got: tuple[str, ...]) -> str:
+    """The first difference between the classes of a run and others."""
+    numbers = f"expected the run's {count_of(len(known), 'class', 'classes')}, got {len(got)}"
+    if new := [name for name in got if name not in known]:
+        return f"{numbers}; '{new[0]}' is none of the run's"
+    if missing := [name for name in known if name not in got]:
+        return f"{numbers}; '{missing[0]}' is not among them"
+    for place, (wanted, found) in enumerate(zip(known, got, strict=False)):
+        if wanted != found:
+            return f"{numbers} in another order: class {place} is '{found}', of the run '{wanted}'"
+    return f"{numbers}, some with the same name"
 
 
 def _read_array(path: Path | None) -> Array:

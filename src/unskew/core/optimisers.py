@@ -112,8 +112,8 @@ def zero_moments(grads: Tree) -> Tree:
 # ------------------------------------------------------------------------------ as components of local training
 
 
-SHARED = ("momentum", "nesterov", "weight_decay")
-"""Options of a run that an optimiser may read."""
+SHARED = ("nesterov", "momentum", "weight_decay")
+"""Options of a run that an optimiser may read; Nesterov's first, as it is of no use without momentum."""
 
 
 class Optimiser(Component):

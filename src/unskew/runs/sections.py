@@ -72,14 +72,14 @@ class Local(Component):
     def check(self, rounds: int) -> None:
         """An error where rates or optimisers' options do not fit together, or would change nothing."""
         _ = fit_schedule(self.chosen_schedule, rounds)
+        for option in SHARED:
+            if getattr(self, option) and option not in self.optimiser.uses:
+                self._refuse_unused(option)
         if self.nesterov and not self.momentum:
             raise InputError(
                 "local.nesterov (--nesterov) changes momentum, and local.momentum (--momentum) is 0; set it, too, such "
                 "as --momentum 0.9"
             )
-        for option in SHARED:
-            if getattr(self, option) and option not in self.optimiser.uses:
-                self._refuse_unused(option)
         if self.lr < SMALLEST:
             raise InputError(
                 f"local.lr (--lr) = {self.lr:g} would change no weight: expected at least {SMALLEST:g}, the smallest "
@@ -87,10 +87,13 @@ class Local(Component):
             )
 
     def _refuse_unused(self, option: str) -> None:
-        name, own = self.optimiser.name, ", ".join(field.name for field in dataclasses.fields(self.optimiser))
+        name, own = self.optimiser.name, [field.name for field in dataclasses.fields(self.optimiser)]
+        value = getattr(self, option)
+        users = " and ".join(sorted(other for other in optimisers if option in optimisers.get(other).uses))
+        instead = f'write --optimiser "{name}({option}={value})"' if option in own else f"use {users}"
         raise InputError(
-            f"local.{option} (--{option.replace('_', '-')}) = {getattr(self, option)} means nothing to {name}, whose "
-            f'own options are {own or "none"}; leave it out, or write --optimiser "{name}(…)"'
+            f"local.{option} (--{option.replace('_', '-')}) = {value} belongs to {users} and means nothing to {name}, "
+            f"whose own options are {', '.join(own) or 'none'}; leave it out, or {instead}"
         )
 
     @property

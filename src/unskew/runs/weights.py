@@ -174,6 +174,11 @@ def load_weights(model: Model, weights: Weights, only: tuple[str, ...]) -> None:
                 f"init (--init): {weights} holds {name} as {theirs[1]} {theirs[0]}, the network has {mine[1]} "
                 f"{mine[0]}{partly}"
             )
+        if name in known and not torch.isfinite(held[name]).all():  # constants may be: a mask of -inf
+            raise InputError(
+                f"init (--init): {weights} holds NaN or infinite numbers in {name}; start from weights of a training "
+                f"that did not diverge{', or leave it out with --init-only' * (not only)}"
+            )
         with torch.no_grad():
             own[name].copy_(held[name])
 
