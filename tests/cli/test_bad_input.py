@@ -209,7 +209,7 @@ def assert_whole(folder: Path) -> None:
         elif path.suffix == ".jsonl":
             assert all(isinstance(json.loads(line), dict) for line in path.read_text().splitlines())
         else:
-            assert path.name in ("run.toml", "split.json", ".lock") or path.name == "clients.sqlite"
+            assert path.name in ("run.toml", "split.json", "labels.json", ".lock") or path.name == "clients.sqlite"
 
 
 @pytest.mark.parametrize("every", [1, 100], ids=["in a checkpoint", "in a row"])
@@ -217,7 +217,7 @@ def test_full_disk(call: Call, disk, tmp_path: Path, every: int):
     place = disk("size=256k")
     run = place / "run"
     if every == 100:
-        (place / "ballast").write_bytes(bytes(256 * 1024 - 9 * 4096))
+        (place / "ballast").write_bytes(bytes(256 * 1024 - 10 * 4096))
     said = call(f"{RUN} --checkpoint-every {every} --out {run}")
     assert_refused(said, "No space left on device")
     assert_whole(run)
