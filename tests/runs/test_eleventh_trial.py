@@ -31,7 +31,7 @@ HEAD = (
 
 
 @pytest.fixture(autouse=True)
-def _own_folder(tmp_path, monkeypatch):
+def _own_folder(tmp_path, monkeypatch, own_names):
     monkeypatch.chdir(tmp_path)
 
 
