@@ -3,8 +3,8 @@
     python -m benchmarks.jobs [--rounds 400] [--repeats 2] [--clients 100] [--sample 0.1] [--out jobs.json]
 
 The same comparison (four methods, two seeds, MLP 64-64-10, digits dealt evenly) is made in three ways, one after the
-other in each repeat, each time in a new folder and as a whole command, with imports, table and pictures. The tables must
-be equal, times aside. By default ten of a hundred clients with 14 samples each work in a round, as in workload W2.
+other in each repeat, each time in a new folder and as a whole command, with imports, table and pictures. The tables
+must be equal, times aside. By default ten of a hundred clients with 14 samples each work in a round, as in workload W2.
 """
 
 from __future__ import annotations
