@@ -27,15 +27,26 @@ class Shown(Protocol):
     def _repr_html_(self) -> str: ...
 
 
+class Drawable:
+    """What can be drawn, and shows itself in notebooks."""
+
+    def plot(
+        self, measure: str | None = None, *, x: X = "rounds", width: str | float | None = None, title: str = ""
+    ) -> Figure:
+        """Accuracy as a matplotlib figure, over rounds, bytes or seconds; `measure`: a recorded one.
+
+        `width`: for a paper, "column", "full" or centimetres.
+        """
+        found: Figure = import_module("unskew.report.notebook").draw(self, measure, x, width, title)
+        return found
+
+    def _repr_html_(self) -> str:
+        return to_html(self)
+
+
 def to_html(what: object) -> str:
     """A result as HTML, for notebooks."""
     found: str = import_module("unskew.report.notebook").to_html(what)
-    return found
-
-
-def draw(what: object, measure: str | None, x: X, width: str | float | None, title: str) -> Figure:
-    """A result's curves as a figure."""
-    found: Figure = import_module("unskew.report.notebook").draw(what, measure, x, width, title)
     return found
 
 

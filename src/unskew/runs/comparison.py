@@ -6,9 +6,10 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from unskew.base import display
+from unskew.base.display import Drawable
 from unskew.base.errors import InputError
 from unskew.base.process import neutral_torch
 from unskew.base.registry import construct, to_table
@@ -22,9 +23,6 @@ from unskew.runs.config import Run, read_file
 from unskew.runs.folder import Row, RunFolder
 from unskew.runs.summary import read_finished
 from unskew.runs.tracked import show_saved
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 log = logging.getLogger(__name__)
 Metric = Literal["last", "last_k", "last_10_percent", "best_on_validation", "best_on_test"]
@@ -44,7 +42,7 @@ class CellResult:
     """Which model is the method's product, as it declares."""
 
 
-class Cells(list[CellResult]):
+class Cells(list[CellResult], Drawable):
     """The runs of a comparison, one after the other; notebooks show their table and curves."""
 
     def __repr__(self) -> str:  # the runs' own would be pages of rows
@@ -54,18 +52,6 @@ class Cells(list[CellResult]):
     def table(self, title: str = "", *, metric: Metric = "last", columns: str | Sequence[str] = ()) -> display.Shown:
         """The comparison's table, which notebooks show; `print` gives Markdown, `.to_text("csv")` other forms."""
         return display.make_table(self, title, metric=metric, columns=columns)
-
-    def plot(
-        self, measure: str | None = None, *, x: display.X = "rounds", width: str | float | None = None, title: str = ""
-    ) -> Figure:
-        """Accuracy of all methods as a matplotlib figure, over rounds, bytes or seconds; `measure`: a recorded one.
-
-        `width`: for a paper, "column", "full" or centimetres.
-        """
-        return display.draw(self, measure, x, width, title)
-
-    def _repr_html_(self) -> str:
-        return display.to_html(self)
 
 
 class Place(NamedTuple):

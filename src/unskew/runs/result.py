@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from unskew.base import display
+from unskew.base.display import Drawable
 from unskew.base.errors import InputError
 from unskew.base.text import count_of
 from unskew.base.tree import Groups
@@ -17,12 +16,9 @@ from unskew.runs.folder import Row
 from unskew.runs.last_test import read_confusion
 from unskew.runs.models import Models
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 
 @dataclass(frozen=True)
-class Result:
+class Result(Drawable):
     """What came of a run."""
 
     run: Run
@@ -60,18 +56,6 @@ class Result:
         if self.folder is None:
             raise InputError(f"{self.run.method.name} has no personal models beside this; leave personal out")
         return read_confusion(self.folder, personal)
-
-    def plot(
-        self, measure: str | None = None, *, x: display.X = "rounds", width: str | float | None = None, title: str = ""
-    ) -> Figure:
-        """Accuracy as a matplotlib figure, over rounds, bytes or seconds; `measure`: a recorded one.
-
-        `width`: for a paper, "column", "full" or centimetres.
-        """
-        return display.draw(self, measure, x, width, title)
-
-    def _repr_html_(self) -> str:
-        return display.to_html(self)
 
     def model(self) -> Model:
         """The final global model, ready to use; refused where every client has a model of its own."""

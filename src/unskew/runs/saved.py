@@ -11,13 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from unskew.base import display
+from unskew.base.display import Drawable
 from unskew.base.errors import InputError
 from unskew.base.tree import Groups
 from unskew.data.dataset import Dataset, Samples
@@ -32,11 +32,8 @@ from unskew.runs.models import Models, read_client
 from unskew.runs.summary import read_finished
 from unskew.runs.weights import Weights
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
-
-class SavedRun:
+class SavedRun(Drawable):
     """A run in its folder, finished or not."""
 
     def __init__(
@@ -142,18 +139,6 @@ class SavedRun:
         Of the models that `accuracy` is of; `personal`: of the clients' own, if they have some beside the global one.
         """
         return read_confusion(self.path, personal)
-
-    def plot(
-        self, measure: str | None = None, *, x: display.X = "rounds", width: str | float | None = None, title: str = ""
-    ) -> Figure:
-        """Accuracy so far as a matplotlib figure, over rounds, bytes or seconds; `measure`: a recorded one.
-
-        `width`: for a paper, "column", "full" or centimetres.
-        """
-        return display.draw(self, measure, x, width, title)
-
-    def _repr_html_(self) -> str:
-        return display.to_html(self)
 
     @property
     def changed(self) -> float:
