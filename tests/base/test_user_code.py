@@ -212,3 +212,15 @@ def test_modules_handed_over_count_by_their_classes():
     assert GivenModule.of(Own(None, None)).code_used() == (Own,)
     assert user_code.find([architectures.build("mlp")]) == {}
     assert user_code.find([terms.build("prox")]) == {}
+
+
+def test_a_plugin_that_was_moved_is_the_same_code(tmp_path):
+    text = (
+        "import functools\n\n\ndef net(shape, classes):\n    return twice(1)\n\n\ntwice = functools.partial(net, 2)\n"
+    )
+    seen = []
+    for folder in ("one", "another"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "moved.py").write_text(text)
+        seen.append(from_table({"model": f"python:{tmp_path / folder}/moved.py:net"}).find_code())
+    assert seen[0] == seen[1] and list(seen[0]) == ["moved.py", "twice in moved.py"]

@@ -353,7 +353,7 @@ def kept_below(folder: str = "c/earlier") -> list[Path]:
 
 
 def top(folder: Path = Path("c")) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file() and path.name[0] != "."}
 
 
 def test_another_comparison_keeps_the_earlier_one(call: Call):

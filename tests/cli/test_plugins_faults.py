@@ -78,6 +78,7 @@ CLIENT = {
     "loss_detached": ("def loss(self, c, params, batch):\n        return super().loss(c, params, batch).detach()", r"{m}.loss must return a loss that depends on .*without a gradient"),
     "criterion_int": ("def criterion(self, c, out, batch):\n        return torch.tensor(3)", r"{m}.criterion must return a loss that depends on .*without a gradient \(int64"),
     "loss_leaf": ("def loss(self, c, params, batch):\n        return torch.tensor(1.0, requires_grad=True)", r"{m}.loss must return a loss that depends on the parameters .* none of them changes"),
+    "loss_leaf_corrected": ("def loss(self, c, params, batch):\n        return torch.tensor(1.0, requires_grad=True)\n\n    def correction(self, c, params, batch):\n        return {n: 0.01 * v for n, v in params.items()}", r"{m}.loss must return a loss that depends on the parameters .* none of them changes"),
     "notes_text": ("def upload(self, c, params):\n        c.diagnostics.note('a', 'txt')\n        return super().upload(c, params)", r"{m}.upload notes under 'a' .* no single number: 'txt'"),
     "correction_part": ("def correction(self, c, params, batch):\n        return {'head.bias': params['head.bias']}",
                         r"{m}.correction returns a tree without body"),

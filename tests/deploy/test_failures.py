@@ -84,7 +84,7 @@ def test_sites_have_addresses_of_their_own(federation):
 
 def test_a_killed_site_comes_back_with_its_personal_state(federation, tmp_path):
     """North is killed in round 2 and started again; it is there in round 3 with what it kept in round 1."""
-    wanted = table("fedper", 1, steps=60)
+    wanted = table("fedper", 1, steps=200)
     before = federation.said("north")
     running = federation.order(wanted)
     wait_for_round(federation, "north", 2, before)
@@ -102,7 +102,7 @@ def test_a_killed_site_comes_back_with_its_personal_state(federation, tmp_path):
 
 def test_a_round_goes_on_without_a_site_that_is_cut_off(federation, tmp_path):
     """South is cut off while it trains in round 2: its answer is lost, its own state is not."""
-    wanted = table("scaffold", 2, steps=60)
+    wanted = table("scaffold", 2, steps=200)
     before = federation.said("south")
     running = federation.order(wanted, "--round-timeout", "90")
     wait_for_round(federation, "south", 2, before)
@@ -123,7 +123,7 @@ def test_a_round_goes_on_without_a_site_that_is_cut_off(federation, tmp_path):
 
 def test_a_killed_server_goes_on_from_its_checkpoint(federation):
     """Link, server's app and all are killed in round 2; the next Flower run goes on with the same sites."""
-    wanted = table("scaffold", 3, steps=60)
+    wanted = table("scaffold", 3, steps=200)
     before = federation.said("west")
     running = federation.order(wanted)
     wait_for_round(federation, "west", 2, before)

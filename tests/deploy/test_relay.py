@@ -164,6 +164,37 @@ def test_a_message_that_was_lost_on_its_way_is_given_again(flower, opened):
     assert ask("pull-messages") == b"" and time.monotonic() - began > 1.5  # held as ever
 
 
+def test_a_site_that_comes_back_is_missed_first(flower, opened, monkeypatch):
+    """Else nobody would learn that it has forgotten what it was asked for."""
+    monkeypatch.setattr(module, "MARGIN", 0.5)
+    monkeypatch.setitem(module._SIGNS, "send-node-heartbeat", 2.0)
+
+    def ask(name, key="north"):
+        began = time.monotonic()
+        httpx.post(f"{opened[0]}/v1/fleet/{name}", content=b"me", headers={"flwr-public-key": key}, timeout=20)
+        return time.monotonic() - began
+
+    assert ask("activate-node") < 1  # nothing was heard of it before
+    ask("send-node-heartbeat")
+    assert ask("activate-node") < 1  # Flower refuses it: it is still taken to be there
+    ask("send-node-heartbeat")
+    time.sleep(1.7)
+    assert 0.5 < ask("activate-node") < 5  # until half a second after it was missed
+    ask("send-node-heartbeat")
+    time.sleep(1.7)
+    assert ask("activate-node", "south") < 0.45  # another's moment
+    time.sleep(1)
+    assert ask("activate-node") < 0.45  # long gone
+    ask("deactivate-node")
+    assert 0.3 < ask("activate-node") < 5
+
+
+def test_flower_misses_sites_when_it_is_said_to():
+    from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL, HEARTBEAT_PATIENCE
+
+    assert HEARTBEAT_DEFAULT_INTERVAL * HEARTBEAT_PATIENCE == module.MISSED
+
+
 def test_closing_lets_those_go_who_are_held(flower, caplog):
     listener = open_listener("127.0.0.1")
     relay = Relay(flower.address, [Door(listener, "fleet", 30.0)], lambda text: None, period=30.0)

@@ -438,8 +438,134 @@ def test_a_method_that_keeps_to_the_rules_is_stacked(caplog):
     assert "one by one" not in caplog.text
 
 
-def test_only_a_few_clients_are_tried_and_only_now_and_then(monkeypatch):
+def test_only_a_few_clients_are_tried(monkeypatch):
+    """Every round; between rounds 1, 2, 4, 8 … two of them, on three batches."""
     seen = []
-    monkeypatch.setattr(Serial, "run", lambda self, jobs: [seen.append(job) or self.task.work(job) for job in jobs])
-    play("stacked", method="test_batch_mean", rounds=5)
-    assert [job.round for job in seen if job.kind == "train"] == [1] * 4 + [2] * 4 + [4] * 4
+
+    def run(self, jobs):
+        for job in jobs:
+            seen.append((job.kind, job.round, len(self.task.federation.train(job.client))))
+            yield self.task.work(job)
+
+    monkeypatch.setattr(Serial, "run", run)
+    play("stacked", method="test_batch_mean", rounds=7)
+    rounds = [number for kind, number, _ in seen if kind == "train"]
+    assert rounds == [1] * 4 + [2] * 4 + [3] * 2 + [4] * 4 + [5] * 2 + [6] * 2 + [7] * 2
+    assert max(length for kind, number, length in seen if kind == "train" and number in (3, 5, 6, 7)) <= 24
+
+
+@methods.register("test_late_mean")
+class LateMean(Method):
+    """A plain mean, which counts padding, from some round on: as code that begins then, or as a weight that was 0."""
+
+    warmup: int = 2
+    ramp: bool = False
+
+    def loss(self, c, params, batch):
+        out = c.forward(params, batch.x)
+        value = batch.cross_entropy(out.logits)
+        if self.ramp or c.round > self.warmup:
+            value = value + (0.1 if c.round > self.warmup else 0.0) * out.features.square().mean()
+        return value
+
+
+@pytest.mark.parametrize("ramp", ["true", "false"])
+@pytest.mark.parametrize("warmup", [2, 4])
+def test_what_begins_in_a_later_round_is_found_there(warmup, ramp, caplog):
+    method = f"test_late_mean(warmup={warmup}, ramp={ramp})"
+    ours, theirs = play("stacked", method=method, rounds=7), play("serial", method=method, rounds=7)
+    assert caplog.text.count("train of test_late_mean cannot run for many clients at once") == 1
+    for name, value in theirs.server["model"].items():
+        torch.testing.assert_close(ours.server["model"][name], value, rtol=0, atol=1e-5)
+
+
+@methods.register("test_late_survey")
+class LateSurvey(Method):
+    """A survey that sends a plain mean from round 3 on, which the server's step depends on."""
+
+    survey_reducers = {"seen": total}
+
+    def survey(self, c):
+        found = [
+            values.mean() if c.round >= 3 else batch.mean(values)
+            for batch in c.passes(8)
+            for values in [batch.x.float().flatten(1).mean(1)]
+        ]
+        return {"seen": {"mean": torch.stack(found).sum()}}
+
+    def digest(self, s, server, surveyed):
+        return {**server, "seen": surveyed["seen"]}
+
+
+@methods.register("test_late_step")
+class LateStep(Method):
+    """A plain mean from round 3 on, in later steps of a visit only."""
+
+    after: int = 0
+
+    def loss(self, c, params, batch):
+        out = c.forward(params, batch.x)
+        late = c.round >= 3 and c.diagnostics.steps > self.after
+        return batch.cross_entropy(out.logits) + (0.3 * out.features.square().mean() if late else 0.0)
+
+
+@methods.register("test_counts_sent")
+class CountsSent(Method):
+    """Integers that count padding."""
+
+    reducers = {**Method.reducers, "counts": total}
+
+    def upload(self, c, params):
+        rows = sum(torch.ones_like(batch.y).sum() for batch in c.passes(8))
+        return {**super().upload(c, params), "counts": {"rows": rows}}
+
+
+@methods.register("test_notes_rows")
+class NotesRows(Method):
+    """A figure that counts padding."""
+
+    def loss(self, c, params, batch):
+        out = c.forward(params, batch.x)
+        c.diagnostics.note("size", out.features.detach().square().mean())
+        return batch.cross_entropy(out.logits)
+
+
+@pytest.mark.parametrize(
+    "method, sizes, local",
+    [
+        ("test_late_survey", (33, 33, 34, 34), {"epochs": 1}),
+        ("test_late_step", (32, 32, 32, 40), {"epochs": 2}),
+        ("test_late_step", (32, 32, 32, 40), {"steps": 5}),
+        ("test_late_step", (33, 33, 33, 34), {"epochs": 1}),
+        ("test_late_step(after=2)", (40, 33, 48, 50), {"epochs": 1}),
+        ("test_counts_sent", (20, 25, 31, 40), {"epochs": 1}),
+        ("test_notes_rows", (20, 25, 31, 40), {"epochs": 1}),
+    ],
+)
+def test_what_would_differ_is_found_whatever_the_sizes(method, sizes, local, caplog):
+    data = images(sum(sizes), sizes=sizes)
+    options = {"data": data, "method": method, "rounds": 3, "local": {"batch": 16, "lr": 0.05, **local}, "model": "mlp"}
+    stacked, serial = play("stacked", **options), play("serial", **options)
+    assert caplog.text.count("clients work one by one") == 1
+    assert stacked.rounds[-1]["one_by_one"] == ["survey" if "survey" in method else "train"]
+    for group in serial.server.keys() - {"buffers"}:
+        for name, value in serial.server[group].items():
+            torch.testing.assert_close(stacked.server[group][name], value, rtol=1e-4, atol=1e-5)
+
+
+def test_a_resumed_run_goes_on_one_by_one(tmp_path):
+    """Also where what was found in round 1 would not be found again."""
+    options = {"method": "test_counts_sent", "model": "mlp", "split": "natural", "rounds": 6, "seed": 5}
+    options |= {"local": {"batch": 16, "lr": 0.05}, "execution": {"executor": "stacked", "checkpoint_every": 1}}
+    whole = engine.run(from_table(options), tmp_path / "whole", dataset=DATA)
+
+    def stop(row):
+        if row["round"] == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        engine.run(from_table(options), tmp_path / "cut", dataset=DATA, watch=stop)
+    resumed = engine.resume(tmp_path / "cut", dataset=DATA)
+    assert [row.get("one_by_one") for row in resumed.rounds] == [row.get("one_by_one") for row in whole.rounds]
+    for name, value in whole.server["model"].items():
+        assert torch.equal(resumed.server["model"][name], value)

@@ -15,7 +15,7 @@ import pytest
 from unskew.base.errors import InputError
 from unskew.cli import main
 from unskew.measures.base import build_all
-from unskew.recipes import PAPERS, find, list_tables
+from unskew.recipes import PAPERS, find, list_tables, queue
 from unskew.recipes.base import Cell, Computed, Printed
 from unskew.recipes.queue import read_queue
 from unskew.recipes.reproduce import (
@@ -325,6 +325,27 @@ def test_bad_queues_are_one_line(tmp_path, text, line):
 def test_a_queue_that_is_not_there(tmp_path):
     with pytest.raises(InputError, match="cannot read the queue"):
         read_queue(Path(tmp_path / "none.txt"))
+
+
+@pytest.mark.parametrize(
+    "written, during, after",
+    [("/autogroup-7 nice 3\n", "19", "3"), ("", "", ""), (None, None, None)],
+    ids=["terminal", "no terminal", "another system"],
+)
+def test_a_queue_lets_other_terminals_first(monkeypatch, tmp_path, written, during, after):
+    """Priorities alone count among the processes of one terminal."""
+
+    terminal, seen = tmp_path / "autogroup", []
+    if written is not None:
+        terminal.write_text(written)
+
+    def read():
+        return terminal.read_text() if terminal.exists() else None
+
+    monkeypatch.setattr(queue, "TERMINAL", terminal)
+    monkeypatch.setattr(queue, "play_here", lambda *given, **options: seen.append(read()))
+    queue.work([], 1)
+    assert seen == [during] and read() == after
 
 
 def test_the_record_of_a_table(no_data, capsys):

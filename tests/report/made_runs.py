@@ -19,10 +19,13 @@ CLASSES = 10
 def make_run(
     folder: Path, method: str = "fedavg", seed: int = 0, last: float = 0.8, rounds: int = 6, *, finished: bool = True,
     clients: int = 8, output: str = "global", labels: bool = True, more=None, visits=(), data: str = "digits",
+    options=None,
 ) -> Path:  # fmt: skip
     """A run whose accuracy rises to `last`; `more(row)`: what else a round's row holds."""
     rng = random.Random(f"{method}{seed}")
-    config = from_table({"method": method, "data": data, "clients": clients, "rounds": rounds, "seed": seed})
+    config = from_table(
+        {"method": method, "data": data, "clients": clients, "rounds": rounds, "seed": seed} | (options or {})
+    )
     config = config.resolve(digits())
     place = RunFolder(folder)
     place.create(config)

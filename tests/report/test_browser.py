@@ -2,47 +2,17 @@
 
 import base64
 import json
-import shutil
 import time
-from contextlib import contextmanager
 
 import pytest
 
+from report.browsing import NEEDS_CHROMIUM, OVERLAPS, browser, check_silence, open_page, webdriver
 from report.made_runs import make_comparison, make_run
 from unskew.report.page import build_page
+from unskew.report.serving import serve_page
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        not (shutil.which("chromium") and shutil.which("chromedriver")),
-        reason="needs Chromium: apt-get install chromium chromium-driver",
-    ),
-]
-webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium, of the extra dev")
-
+pytestmark = [pytest.mark.slow, NEEDS_CHROMIUM]
 LONG = [f"flfa(inner=fedprox(mu={0.001 * (n + 1):.3f}), select=highest, n_layers=2)" for n in range(39)]
-OVERLAPS = """
-const boxes = [];
-for (const chart of document.querySelectorAll('.chart')) {
-  const found = [...chart.querySelectorAll('.plot svg text, .lines button span')].filter(
-    (e) => e.textContent.trim() && e.getBoundingClientRect().width);
-  boxes.push(...found.map((e) => [chart, e, e.getBoundingClientRect()]));
-}
-const wrong = [];
-for (let i = 0; i < boxes.length; i++) {
-  const [chart, one, a] = boxes[i];
-  const frame = chart.getBoundingClientRect();
-  if (a.left < frame.left - 2 || a.right > frame.right + 2) wrong.push('outside: ' + one.textContent);
-  for (let j = i + 1; j < boxes.length; j++) {
-    const [other, two, b] = boxes[j];
-    if (chart !== other) continue;
-    const x = Math.min(a.right, b.right) - Math.max(a.left, b.left);
-    const y = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
-    if (x > 1.5 && y > 4) wrong.push(one.textContent + ' | ' + two.textContent);
-  }
-}
-return wrong.slice(0, 10);
-"""
 ON_DATA = """
 const plots = document.querySelector('[data-part=curves] .plot').getBoundingClientRect();
 const paths = [...document.querySelectorAll('[data-part=curves] .plot svg path')].filter(
@@ -54,49 +24,6 @@ return [...document.querySelectorAll('[data-part=curves] .lines button')].filter
   return bottom > box.top && box.left < right - 1 && bottom > plots.top + 1 && box.top < plots.bottom - 1;
 }).length;
 """
-
-
-@contextmanager
-def browser(width=1280, dark=False):
-    options = webdriver.ChromeOptions()
-    for flag in (
-        "--headless=new",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-dev-shm-usage",
-        "--force-device-scale-factor=1",
-    ):
-        options.add_argument(flag)
-    options.binary_location = shutil.which("chromium")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    service = webdriver.ChromeService(executable_path=shutil.which("chromedriver"))
-    driver = webdriver.Chrome(options=options, service=service)
-    try:
-        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
-        driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-        scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
-        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": scheme})
-        yield driver
-    finally:
-        driver.quit()
-
-
-def open_page(driver, path):
-    """Opens a page; gives the milliseconds until all of it was drawn."""
-    driver.get(f"file://{path}")
-    for _ in range(200):
-        if took := driver.execute_script("return document.documentElement.dataset.ready"):
-            return int(took)
-        time.sleep(0.1)
-    raise AssertionError("the page was not drawn within 20 s")
-
-
-def check_silence(driver):
-    """No error on the console, and nothing fetched but the page itself."""
-    assert driver.get_log("browser") == []
-    events = [json.loads(entry["message"])["message"] for entry in driver.get_log("performance")]
-    asked = [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
-    assert asked and all(url.startswith(("file:", "data:", "blob:")) for url in asked)
 
 
 @pytest.fixture(scope="module")
@@ -233,4 +160,53 @@ def test_nasty_names_do_not_run(tmp_path):
         plot = driver.find_element("css selector", "[data-part=split] .plot")
         webdriver.ActionChains(driver).move_to_element(plot).perform()
         assert driver.find_elements("css selector", "img") == []
+        check_silence(driver)
+
+
+def test_a_page_that_refreshes_keeps_what_was_chosen(tmp_path):
+    make_comparison(tmp_path, {"fedavg": 0.5, "fedprox": 0.6, "scaffold": 0.7}, seeds=1)
+    make_run(tmp_path / "runs" / "03-seed0", "fedsol", finished=False)
+    with serve_page(tmp_path) as address, browser() as driver:
+        driver.get(address)
+        wait_until(driver, "document.documentElement.dataset.ready")
+        for choice in (
+            "[data-part=curves] [data-choice=bytes]",
+            "[data-part=curves] [data-method=scaffold]",
+            "button[data-column='1']",
+            "details summary",
+        ):
+            driver.execute_script("document.querySelector(arguments[0]).click()", choice)
+        sorted_names = names_in(driver)
+        driver.execute_script("window.before = true")
+        wait_until(driver, "!window.before && document.documentElement.dataset.ready")
+        pressed = "return document.querySelector(arguments[0]).getAttribute('aria-pressed')"
+        assert driver.execute_script(pressed, "[data-part=curves] [data-choice=bytes]") == "true"
+        assert driver.execute_script(pressed, "[data-part=curves] [data-method=scaffold]") == "false"
+        assert driver.execute_script(pressed, "[data-part=curves] [data-method=fedavg]") == "true"
+        assert names_in(driver) == sorted_names != ["fedavg", "fedprox", "scaffold", "fedsol"]
+        assert driver.execute_script("return document.querySelector('details').open")
+        assert driver.get_log("browser") == []
+
+
+def wait_until(driver, condition, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not driver.execute_script(f"return Boolean({condition})"):
+        assert time.monotonic() < deadline, condition
+        time.sleep(0.2)
+
+
+def test_all_settings_are_printed(tmp_path):
+    for clients in (5, 8):
+        make_comparison(tmp_path / str(clients), {"fedavg": 0.5, "fedprox": 0.6}, clients=clients)
+    (tmp_path / "report.html").write_text(build_page([tmp_path]))
+    with browser() as driver:
+        open_page(driver, tmp_path / "report.html")
+        settings = "[...document.querySelectorAll('.setting')]"
+        shown = f"return {settings}.map((own) => !own.hidden && own.querySelectorAll('svg').length)"
+        first = driver.execute_script(shown)
+        assert first[0] and first[1] is False
+        driver.execute_script("dispatchEvent(new Event('beforeprint'))")
+        assert driver.execute_script(shown) == [first[0], first[0]]
+        driver.execute_script("dispatchEvent(new Event('afterprint'))")
+        assert driver.execute_script(shown) == first
         check_silence(driver)

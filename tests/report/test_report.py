@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import pytest
 
@@ -148,6 +149,35 @@ def test_differences_and_ranks_over_settings(tmp_path):
     assert gap == pytest.approx((30, 30, 30, 3))
     page = render_page(facts)
     assert "Ranks over settings" in page and page.count('class="setting"') == 2
+    line = "Over 2 settings, fedsol has the best mean rank, 1.00 of 3, but no method is told apart from it (critical"
+    assert line in page and "Without <code>" not in page
+    make_run(tmp_path / "b" / "runs" / "03-seed0", "scaffold", last=0.9, clients=5)
+    assert "Without <code>scaffold</code>: not in all settings." in build_page([tmp_path])
+
+
+def test_runs_that_differ_in_more_than_the_method_are_named(tmp_path):
+    def find():
+        notices = make_facts(gather([tmp_path])).settings[0].notices
+        return [(notice.text, notice.serious) for notice in notices if "more than the method" in notice.text]
+
+    make_comparison(tmp_path, {"fedavg": 0.5, "fedprox": 0.6})
+    assert find() == []
+    make_run(tmp_path / "runs" / "02-seed0", "scaffold", options={"local": {"lr": 0.5}})
+    ((text, serious),) = find()
+    assert text == "runs differ in more than the method: local.lr (0.05, 0.5)" and not serious
+    make_run(tmp_path / "runs" / "03-seed0", "fedsol", options={"evaluation": {"local_test": "holdout"}})
+    ((text, serious),) = find()
+    assert "evaluation.local_test (proportional, holdout)" in text and serious
+
+
+def test_a_run_that_goes_on_is_marked_and_compared_by_the_round(tmp_path):
+    make_comparison(tmp_path, {"fedavg": 0.5, "fedprox": 0.6}, seeds=1)
+    shutil.rmtree(tmp_path / "runs" / "01-seed0")
+    make_run(tmp_path / "runs" / "01-seed0", "fedprox", finished=False)
+    table = make_facts(gather([tmp_path])).settings[0].table
+    assert table.tag("fedprox") == " (not finished)" and table.tag("fedavg") == ""
+    rows = {name: dict(zip(table.columns, cells, strict=True)) for name, cells in table.rows}
+    assert rows["fedprox"]["time ×"].values == rows["fedprox"]["bytes ×"].values == (1.0,)
 
 
 # -------------------------------------------------------------------------------------------- headline
@@ -173,7 +203,7 @@ def test_a_clear_winner():
 def test_no_difference_larger_than_the_spread():
     methods = {"fedavg": BASE, "b": shifted(5, 5.5, 6), "c": shifted(4, 7, 5.4)}
     (line,) = write_headline({"accuracy %": methods}, "fedavg", "digits")
-    assert line.startswith("Of 3 methods on digits, b leads with 66.50 %") or "c leads with 66.47" in line
+    assert line.startswith("Of 3 methods on digits, b has the highest mean, 66.50 %, with no difference")
     assert "no difference larger than the spread to c (0.03 points; 95 % interval" in line
     assert "but 5.50 points above fedavg (4.26 to 6.74)." in line
     (line,) = write_headline({"accuracy %": {"fedavg": BASE, "b": shifted(9, -5, 1)}}, "fedavg", "digits")
@@ -181,6 +211,35 @@ def test_no_difference_larger_than_the_spread():
     methods = {"fedavg": BASE, "b": shifted(9, -5, 1), "c": shifted(9, -5, 1.1)}
     (line,) = write_headline({"accuracy %": methods}, "fedavg", "digits")
     assert "nor to fedavg (1.70 points; " in line
+
+
+def test_methods_that_are_level():
+    (line,) = write_headline({"accuracy %": {"a": BASE, "b": BASE, "c": BASE}}, "a", "digits")
+    assert line == "All 3 methods on digits are level at 61.00 %."
+    methods = {"a": BASE, "b": BASE, "c": shifted(-1, -1, -1)}
+    (line,) = write_headline({"accuracy %": methods}, "a", "digits")
+    assert line == "Of 3 methods on digits, a and b are level at 61.00 %; the next is c with 60.00 %."
+
+
+def test_runs_that_diverged_are_said_in_the_headline(tmp_path):
+    one = make_run(tmp_path / "one", more=lambda number: {"diverged": True})
+    assert make_facts(gather([one])).settings[0].headline == ["The run diverged."]
+    make_run(tmp_path / "two", "fedprox")
+    make_run(tmp_path / "three", "scaffold", last=0.7)
+    (line,) = make_facts(gather([tmp_path])).settings[0].headline
+    assert line.startswith("Of 2 methods on digits (1 more diverged), fedprox is ahead")
+
+
+def test_what_all_methods_share_is_said_once(tmp_path):
+    make_comparison(
+        tmp_path, {"fedavg": 0.5, "fedprox": 0.6, "scaffold": 0.7}, seeds=2, more=lambda number: {"dropped": [1]}
+    )
+    page = build_page([tmp_path])
+    lines = re.findall(r"<li class=\"\">(.*?)</li>", page)
+    assert [line.partition(":")[0] for line in lines if "drop-outs" in line] == [
+        "all methods, seed 0",
+        "all methods, seed 1",
+    ]
 
 
 def test_long_names_are_said_without_options():

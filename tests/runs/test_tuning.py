@@ -171,6 +171,12 @@ def test_where_all_settings_diverge_there_is_none_to_choose(tmp_path):
         unskew.tune("fedavg", "lr=1e20", out=tmp_path / "t", **TINY)
 
 
+def test_what_the_comparison_would_refuse_is_refused_before_the_trials(tmp_path):
+    with pytest.raises(InputError, match="fedper gives personal models only, so it needs local test sets"):
+        unskew.tune("fedavg,fedper", "lr=0.1", out=tmp_path / "t", local_test="none", **TINY)
+    assert not list(tmp_path.glob("t/trials/*"))
+
+
 @pytest.mark.slow
 def test_killed_twice_and_resumed_to_the_same_table_within_two_minutes(tmp_path):
     words = ["tune", "--methods", THREE, "--grid", "lr=0.0001,0.1,1e20", "--clients", "5", "--rounds", "5",

@@ -7,9 +7,11 @@ code and the values they close over, modules of torch layer by layer, all else b
 from __future__ import annotations
 
 import contextlib
+import copyreg
 import sys
+import weakref
 from collections.abc import Iterable, Iterator
-from types import FunctionType, MethodType, ModuleType
+from types import FunctionType, MappingProxyType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from unskew.base.torch_private import list_hooks, own_buffers, own_parameters
-from unskew.base.user_code import digest, is_own, take_apart
+from unskew.base.user_code import digest, is_own, show_uncopied, take_apart
 
 DEPTH = 40
 """What lies deeper counts by its class only."""
@@ -96,7 +98,7 @@ class Contents:
         return kind, *self._describe_parts(value)
 
     def _describe_parts(self, value: Any) -> Iterator[Any]:
-        if isinstance(value, dict):
+        if isinstance(value, (dict, MappingProxyType)):
             yield self._describe_pairs(value.items())
         elif isinstance(value, (list, tuple)):
             yield list(map(self.describe, value))
@@ -107,12 +109,15 @@ class Contents:
         if type(value) in (dict, list, tuple):
             return
         try:
-            made = value.__reduce_ex__(4)  # what a copy would be made of: attributes, slots, items, a generator's state
+            known = copyreg.dispatch_table.get(type(value))
+            # what a copy would be made of: attributes, slots, items, a generator's state
+            made = known(value) if known else value.__reduce_ex__(4)
         except Exception:  # what cannot be copied so, such as a lock
             made = ""
         if isinstance(made, str):
             yield made
             yield self._describe_attributes(value)
+            yield self._describe_uncopied(value)
             return
         function, arguments, state, items, pairs = (*made, *(None,) * (5 - len(made)))[:5]
         yield self.describe(function)
@@ -121,6 +126,9 @@ class Contents:
         if not isinstance(value, (list, dict)):  # their items are said
             yield list(map(self.describe, items or ()))
             yield self._describe_pairs(pairs or ())
+
+    def _describe_uncopied(self, value: Any) -> Any:
+        return self.describe(value()) if isinstance(value, weakref.ref) else show_uncopied(value)
 
     def _describe_attributes(self, value: Any) -> list[tuple[str, str]]:
         own = getattr(value, "__dict__", {}).items()

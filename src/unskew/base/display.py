@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from unskew.base.errors import InputError
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -37,6 +39,8 @@ class Drawable:
 
         `width`: for a paper, "column", "full" or centimetres.
         """
+        if not isinstance(title, str):
+            raise InputError(f"title: expected a text, got {title!r}")
         found: Figure = import_module("unskew.report.notebook").draw(self, measure, x, width, title)
         return found
 

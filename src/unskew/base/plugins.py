@@ -75,6 +75,8 @@ def load_module(place: str, what: str) -> ModuleType:
         raise InputError(f"{what} {place}: {FOLDER}")
     if is_file(place) and path is None:
         raise InputError(f"{what} {place}: there is no such file; give its path from the current folder")
+    if path is None and not all(part.isidentifier() for part in place.split(".")):
+        raise InputError(f"{what} '{place}': expected a Python file (mine/method.py) or module (mine.method)")
     key = str(path) if path else place
     try:
         with _importing:
@@ -205,4 +207,6 @@ def _explain(error: BaseException, place: str) -> str:
     hint = (
         "; import what you need from the top, such as 'from unskew import Method, param, registries'" if moved else ""
     )
+    if isinstance(error, TypeError) and "non-frozen dataclass" in str(error):
+        hint = "; leave @dataclass out: registering a class makes it one"
     return f"{type(error).__name__}: {one_line(error)}" + (f" (line {lines[-1]})" if lines else "") + hint

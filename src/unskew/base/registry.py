@@ -76,6 +76,8 @@ class Component:
 def validated(cls: type[C]) -> type[C]:
     """A frozen dataclass that checks its fields: unknown ones, NaN and infinite numbers are errors in one line."""
     theirs = not cls.__module__.startswith("unskew.")  # defaults of the package's own are known to be right
+    if theirs and "__dataclass_fields__" in vars(cls):
+        raise InputError(f"{cls.__qualname__} is a dataclass already; leave @dataclass out: registering makes it one")
     config = pydantic.ConfigDict(
         extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False, validate_default=theirs
     )
@@ -83,7 +85,7 @@ def validated(cls: type[C]) -> type[C]:
     if theirs:
         _check_names(made)
         _check_defaults(made)
-    make = _without_draws(made.__init__) if theirs and hasattr(cls, "__post_init__") else made.__init__
+    make = _watched(made.__init__) if theirs and hasattr(cls, "__post_init__") else made.__init__
     made.__init__ = _in_one_line(make)
     return made  # type: ignore[no-any-return]
 
@@ -101,8 +103,9 @@ def _check_names(cls: Any) -> None:
         ) from None
 
 
-def _without_draws(make: Callable[..., None]) -> Callable[..., None]:
-    """An `__init__` whose `__post_init__` may not draw: the options alone say what a component is."""
+def _watched(make: Callable[..., None]) -> Callable[..., None]:
+    """An `__init__` whose `__post_init__` may neither draw nor give options that would be changed once more: they alone
+    say what a component is, and a run file holds them as they are in the end."""
 
     @functools.wraps(make)
     def __init__(self: Any, *args: Any, **values: Any) -> None:
@@ -115,6 +118,14 @@ def _without_draws(make: Callable[..., None]) -> Callable[..., None]:
                 f"{name_of(type(self))}.__post_init__ draws from the global generator of {drawn[0]}, so that no run "
                 "could be repeated; let an option say what is drawn"
             )
+        options = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        make(again := object.__new__(type(self)), **options)
+        for name, value in options.items():
+            if (other := getattr(again, name)) != value:
+                raise InputError(
+                    f"{name_of(type(self))}.__post_init__ changes {name} each time, to {value!r} and then to "
+                    f"{other!r}, so that its run file would be another run; let it leave options as they are"
+                )
 
     return __init__
 

@@ -11,6 +11,7 @@ from unskew.base.errors import InputError
 Table = dict[str, Any]
 
 _COLON = re.compile(r"^([A-Za-z][\w-]*):(.+)$", re.S)
+_PLACE = re.compile(r"^[^()=,]*(/[^()=,]*|\.[A-Za-z]\w{1,7})$")
 _WORD_WITH_COLON = re.compile(r"(?<==)\s*([A-Za-z_]\w*:[\w.+]+)(?=\s*[,)\]])")
 
 
@@ -24,7 +25,8 @@ def parse(text: str) -> Table:
         # `select=fixed:head` is no Python: what stands round a colon is one word
         tree = ast.parse(_WORD_WITH_COLON.sub(r'"\1"', text), mode="eval").body
     except (SyntaxError, ValueError):
-        raise InputError(f"cannot read '{text}'; expected name(argument=value, ...), such as fedprox(mu=0.1)") from None
+        line = f"cannot read '{text}'; expected name(argument=value, ...), such as fedprox(mu=0.1)"
+        raise _unreadable(line, text) from None
     table = {"name": tree.id.lower()} if isinstance(tree, ast.Name) else _convert(tree, text)
     if not isinstance(table, dict):
         raise InputError(f"cannot read '{text}'; expected a name, such as fedavg or fedprox(mu=0.1)")
@@ -49,8 +51,14 @@ def _convert(node: ast.expr, text: str) -> Any:
             if len(set(names)) < len(names):
                 raise InputError(f"cannot read '{text}'; an argument is given twice")
             return table | {str(k.arg): _convert(k.value, text) for k in keywords}
-    raise InputError(
-        f"cannot read '{ast.unparse(node)}' in '{text}'; expected numbers, words, lists or name(argument=value)"
+    raise _unreadable(f"cannot read '{ast.unparse(node)}' in '{text}'; expected numbers, words, lists or "
+                      "name(argument=value)", text)  # fmt: skip
+
+
+def _unreadable(line: str, text: str) -> InputError:
+    kinds = "npz:data.npz, folder:images or python:file.py:function"
+    return InputError(
+        f"'{text}' looks like a file or folder; say what it is, as in {kinds}" if _PLACE.search(text) else line
     )
 
 

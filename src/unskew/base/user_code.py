@@ -2,7 +2,8 @@
 
 A file counts whole, and so do the user's files that it imports. A script or notebook also holds what starts the runs,
 so there only the class counts, with the functions and values that its code names. What counts is what is loaded, which
-an edited file no longer shows: a file is believed only as long as it says what the process runs.
+an edited file no longer shows: a file is believed only as long as it says what the process runs. Values that were
+set in its module from outside count beside it (`module_values.py`).
 """
 
 from __future__ import annotations
@@ -16,26 +17,45 @@ import hashlib
 import importlib.util
 import inspect
 import io
+import itertools
+import logging
 import pickle
+import re
+import struct
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator, Mapping
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from types import CodeType, FunctionType, ModuleType
+from types import CodeType, FunctionType, MappingProxyType, MethodType, ModuleType
 from typing import Any
 
 import torch
 
 from unskew.base.errors import InputError
+from unskew.base.module_values import Source, list_values, read_source
+from unskew.base.once import warn_once
 from unskew.base.registry import Component
+
+log = logging.getLogger(__name__)
 
 Files = dict[Path, str]
 """Files and the hashes of what they held when they were loaded."""
+
+_GENERATORS = ("default_rng", "RandomState", "Random", "SystemRandom", "SeedSequence")
+
+_PLUGIN = re.compile(r"(?<=unskew_plugin_).*")
+"""What a plugin's module is called depends on where it lies; its file counts."""
 
 _named: set[str] = set()
 """Modules that the user named himself: they count wherever they lie."""
 _seen: dict[str, tuple[Any, str]] = {}
 """By module: its spec, which a reload replaces, and the hash of what was loaded."""
+_unseeded: set[str] = set()
+"""Functions that make generators without a seed."""
+_values: dict[str, _Values] = {}
+"""By module: what it holds that its file does not say."""
 _used: dict[str, tuple[Any, Files]] = {}
 """By plugin: its spec and all its files as they were when it was loaded; later imports may find newer ones."""
 _on_disk: dict[str, Files] = {}
@@ -50,7 +70,16 @@ def find(components: Iterable[Component | None]) -> dict[str, str]:
             finder.add(cls)
         for used in _ask_used(component):
             finder.add(used)
+    _unseeded.update(finder.unseeded)
     return {**_name_files(finder.files), **finder.loose}
+
+
+def say_unseeded() -> None:
+    """Warns of code, asked for since the last time, that draws other numbers in every run."""
+    for name in sorted(_unseeded):
+        line = f"{name} makes a random generator without a seed, so that no run can be repeated"
+        warn_once(log, f"{line}; take c.rng(purpose) or s.rng(purpose), or give it a seed")
+    _unseeded.clear()
 
 
 def _ask_used(component: Component) -> tuple[Any, ...]:
@@ -87,6 +116,9 @@ def note_plugin(module: ModuleType, source: bytes | None = None) -> None:
     if source is not None:
         _seen[module.__name__] = module.__spec__, digest(source)
     files = _gather(module) if getattr(module, "__file__", None) else {}  # built-in ones have none
+    for _, one in _walk_imports(module) if files else ():
+        if isinstance(one, ModuleType):
+            _list_settings(one, begin=True)
     _used[module.__name__] = module.__spec__, files
     held = {path: digest(_read(path) or b"") for path in files}
     if source is not None and module.__file__ is not None:
@@ -201,16 +233,93 @@ def list_modules() -> list[ModuleType]:
     return [module for module in list(sys.modules.values()) if isinstance(module, ModuleType) and _is_users(module)]
 
 
-def _gather(module: ModuleType) -> Files:
-    found: Files = {}
+def _gather(module: ModuleType | Path) -> Files:
+    return {
+        path: digest(_read(path) or b"") if isinstance(one, Path) else _digest_loaded(one, path)
+        for path, one in _walk_imports(module)
+    }
+
+
+def _walk_imports(module: ModuleType | Path) -> Iterator[tuple[Path, ModuleType | Path]]:
+    """A module and what it imports, and so on: the file, and the module if it is loaded."""
+    found: set[Path] = set()
     waiting: list[ModuleType | Path] = [module]
     while waiting:
         one = waiting.pop()
         path = one if isinstance(one, Path) else Path(str(one.__file__)).resolve()
         if path not in found:
-            found[path] = digest(_read(path) or b"") if isinstance(one, Path) else _digest_loaded(one, path)
+            found.add(path)
+            yield path, one
             waiting += _list_imports(one, path)
-    return found
+
+
+def _list_settings(module: ModuleType, begin: bool = False) -> dict[str, Any]:
+    """A module's values as they were before the call of unskew's that is under way.
+
+    Those of a module that code of the user's loaded only then are what its file makes of them: nobody has set any.
+    """
+    known = _values.get(module.__name__)
+    if known is None or known.spec is not module.__spec__:
+        path = Path(str(module.__file__)).resolve()
+        source = read_source(_read(path) or b"" if path.suffix == ".py" else b"")
+        known = _values[module.__name__] = _Values(module.__spec__, source)
+        known.before = known.look(module) if begin else {}
+    return known.before
+
+
+@dataclasses.dataclass
+class _Values:
+    """What a module holds beyond what its file said when it was first looked at."""
+
+    spec: Any
+    source: Source
+    before: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """When a call of unskew's began; what calls before it changed themselves is undone here."""
+    after: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """When the last call ended."""
+
+    def look(self, module: ModuleType) -> dict[str, Any]:
+        return list_values(module, self.source, is_own, _is_loose, _Description(None).of)
+
+    def begin(self, module: ModuleType) -> None:
+        now, gone = self.look(module), object()
+        as_left = {name for name in {*now, *self.before} if now.get(name, gone) == self.after.get(name, gone)}
+        undone = {name: said for name, said in self.before.items() if name in as_left}
+        self.before = undone | {name: said for name, said in now.items() if name not in as_left}
+
+
+_calls = 0
+_counting = threading.RLock()
+
+
+@contextlib.contextmanager
+def keep_values() -> Iterator[None]:
+    """A call of unskew's: what it changes in the user's modules is no setting of theirs."""
+    global _calls
+    with _counting:
+        if _calls == 0:
+            _visit(_Values.begin)
+            for module in list_modules():  # before any code of theirs runs
+                _list_settings(module, begin=True)
+        _calls += 1
+    try:
+        yield
+    finally:
+        with _counting:
+            _calls -= 1
+            if _calls == 0:
+                for module in list_modules():
+                    _list_settings(module)
+                _visit(lambda known, module: setattr(known, "after", known.look(module)))
+
+
+def _visit(ask: Callable[[_Values, ModuleType], None]) -> None:
+    for name, known in list(_values.items()):
+        module = sys.modules.get(name)
+        if isinstance(module, ModuleType) and known.spec is module.__spec__:
+            ask(known, module)
+        else:
+            del _values[name]
 
 
 def _read(path: Path) -> bytes | None:
@@ -258,7 +367,11 @@ def _list_imports(one: ModuleType | Path, path: Path) -> Iterator[ModuleType | P
     package = "" if isinstance(one, Path) else one.__package__ or ""
     wanted = {str(getattr(value, "__module__", "")) for value in list(values.values())}
     wanted |= {".".join(name.split(".")[:length]) for length in range(1, name.count(".") + 1)}
-    referred = [value for value in list(values.values()) if isinstance(value, ModuleType)]
+    # a package holds all its modules that somebody loaded, whether it imports them or not
+    referred = [
+        value for value in list(values.values())
+        if isinstance(value, ModuleType) and not value.__name__.startswith(f"{name}.")
+    ]  # fmt: skip
     loaded = [sys.modules.get(other) for other in sorted(wanted)]
     yield from (module for module in (*referred, *loaded) if module is not None and _is_users(module))
     for other in sorted(_list_imported_names(_read(path) or b"", package)):
@@ -328,6 +441,9 @@ class _Finder:
         self.files: Files = {}
         self.loose: dict[str, str] = {}
         self._added: set[int] = set()
+        self._listed: set[str] = set()
+        self.unseeded: set[str] = set()
+        """Functions that make generators of other numbers each time."""
 
     def add(self, used: Any) -> None:
         """A class, function or module that a run uses."""
@@ -336,7 +452,7 @@ class _Finder:
         self._added.add(id(used))
         module = used if isinstance(used, ModuleType) else sys.modules.get(used.__module__)
         if _is_users(module):
-            self.files |= files_of(module)  # type: ignore[arg-type]
+            self._add_module(module)  # type: ignore[arg-type]
         name = getattr(used, "__qualname__", "")
         # a class made inside a function may hold values that its file does not show
         if not isinstance(used, ModuleType) and (_is_loose(used) or ("<locals>" in name and _is_users(module))):
@@ -348,6 +464,31 @@ class _Finder:
                     self.files |= files_of(home)  # type: ignore[arg-type]
                 elif isinstance(value, FunctionType) and _is_loose(value):
                     self.add(value)
+
+    def note_draws(self, code: CodeType, place: str) -> None:
+        """Looks for generators without a seed."""
+        if _draws_unseeded(code):
+            self.unseeded.add(f"{code.co_name} ({place}, line {code.co_firstlineno})")
+
+    def add_import(self, name: str) -> None:
+        """A module that code imports when it runs."""
+        module = sys.modules.get(name)
+        if module is not None:
+            self.add(module)
+        elif (top := sys.modules.get(name.partition(".")[0])) is None or _is_users(top):
+            for path in _find_file(name, Path.cwd()):
+                self.files |= _gather(path)
+
+    def _add_module(self, module: ModuleType) -> None:
+        self.files |= files_of(module)
+        for path, one in _walk_imports(module):
+            if isinstance(one, ModuleType) and one.__name__ not in self._listed:
+                self._listed.add(one.__name__)
+                for code in _list_codes(vars(one).values(), one.__name__):
+                    self.note_draws(code, path.name)
+                for name, said in sorted(_list_settings(one).items()):
+                    key = f"{name} in {path.name}"  # a plugin's module is named by where it lies
+                    self.loose[key] = digest((self.loose.get(key, "") + repr((name, said))).encode())
 
 
 def _is_loose(used: Any) -> bool:
@@ -364,31 +505,60 @@ class _Description:
 
     def __init__(self, finder: _Finder | None) -> None:
         self._add = finder.add if finder else lambda _: None
-        self.said: set[int] = set()
+        self._import = finder.add_import if finder else lambda _: None
+        self._note_draws = finder.note_draws if finder else lambda *_: None
+        self._said: dict[int, tuple[int, Any]] = {}
+        """What was said, by its place in memory, which nothing else may take meanwhile; with its number."""
 
     def of(self, value: Any, whole: bool = False) -> Any:
         """Plain text and numbers in tuples; `whole`: in any case, not only what stands in no file."""
-        if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
+        if type(value) in _PLAIN:
             return type(value).__name__, repr(value)
         if isinstance(value, ModuleType):
             self._add(value)
             return "module", value.__name__
-        if id(value) in self.said:
-            return "again", getattr(value, "__qualname__", type(value).__qualname__)
-        self.said.add(id(value))
-        if isinstance(value, (list, tuple)):
-            return type(value).__name__, *map(self.of, value)
-        if isinstance(value, dict):
-            return "dict", *((self.of(key), self.of(item)) for key, item in value.items())
-        if isinstance(value, (set, frozenset)):
-            return "set", *sorted(repr(self.of(item)) for item in value)
+        if id(value) in self._said:
+            return "again", self._said[id(value)][0]
+        self._said[id(value)] = len(self._said), value
+        if isinstance(value, (type, FunctionType)):
+            return self._of_code(value, whole)
         if isinstance(value, (staticmethod, classmethod)):
             return type(value).__name__, self.of(value.__func__, whole)
         if isinstance(value, property):
-            return "property", self.of(value.fget, whole)
-        if isinstance(value, (type, FunctionType)):
-            return self._of_code(value, whole)
-        return self._of_object(value)
+            return "property", *(self.of(each, whole) for each in (value.fget, value.fset))
+        if isinstance(value, MethodType):
+            return "method", self.of(value.__func__), self.of(value.__self__)
+        if isinstance(value, functools.partial):
+            return "partial", self.of(value.func), self.of(value.args), self.of(value.keywords)
+        return self.of(type(value)), *self._of_content(value, whole)
+
+    def _of_content(self, value: Any, whole: bool) -> Iterator[Any]:
+        """What an object holds."""
+        if isinstance(value, (dict, list, tuple, set, frozenset)) and (more := getattr(value, "__dict__", None)):
+            yield self.of(dict(more))
+        if isinstance(value, defaultdict):
+            yield self.of(value.default_factory)
+        if isinstance(value, (dict, MappingProxyType)):
+            yield from ((self.of(key), self.of(item)) for key, item in value.items())
+        elif isinstance(value, (list, tuple)):
+            yield from map(self.of, value)
+        elif isinstance(value, (set, frozenset)):
+            yield from sorted(repr(self.of(item)) for item in value)
+        elif isinstance(inside := inspect.getattr_static(value, "__wrapped__", None), FunctionType):
+            yield self.of(inside, whole)  # functools.cache
+        else:
+            yield self._of_state(value)
+
+    def _of_state(self, value: Any) -> Any:
+        before = dict(self._said)
+        with contextlib.suppress(Exception):  # whatever an object has against being written down
+            _Pickler(text := io.BytesIO(), self).dump(value)
+            return digest(text.getvalue())
+        self._said = before  # what was said on the way is not in the text
+        with contextlib.suppress(Exception):
+            if held := vars(value):
+                return self.of(dict(held))
+        return show_uncopied(value)
 
     def of_namespace(self, values: dict[str, Any], module: str) -> Any:
         """All that a module defines itself."""
@@ -400,18 +570,28 @@ class _Description:
         return [(name, self.of(value, whole=True)) for name, value in sorted(own.items())]
 
     def _of_code(self, value: Any, whole: bool) -> Any:
-        name = value.__module__, value.__qualname__
+        name = _PLUGIN.sub("", value.__module__ or ""), value.__qualname__
         if not whole and not _is_loose(value):
             self._add(value)
             return name
         if isinstance(value, type):
-            return *name, *map(self.of, value.__bases__), *self._of_members(value)
+            kind = [self.of(type(value))] if _is_loose(type(value)) else []  # a metaclass of the user's
+            return *name, *kind, *map(self.of, value.__bases__), *self._of_members(value)
+        for imported in _list_code_imports(value.__code__):
+            self._import(imported)
+        self._note_draws(value.__code__, value.__module__)
         shape, about = take_apart(value)
-        return *name, shape, *map(self.of, about)
+        beside = [self.of(vars(value))] if vars(value) else []  # what a decorator kept, such as __wrapped__
+        return *name, shape, *map(self.of, about), *beside
 
     def _of_members(self, cls: type) -> Iterator[Any]:
-        # the values of options are the component's own
-        options = {field.name for field in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else set()
+        # the values of options are the component's own; those of other classes are code
+        fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
+        options = {field.name for field in fields} if issubclass(cls, Component) else set()
+        if not issubclass(cls, Component):
+            yield from ((field.name, self.of(field.default_factory)) for field in fields)
+        for name, field in (vars(cls).get("__pydantic_fields__") or {}).items():
+            yield name, self.of(field.default), self.of(field.default_factory)
         for name, value in sorted(vars(cls).items()):
             made = name.startswith(("__", "_abc_")) and not (
                 isinstance(value, FunctionType) and value.__module__ == cls.__module__
@@ -420,25 +600,39 @@ class _Description:
             if not made and name not in options:
                 yield name, self.of(value, whole=True)
 
-    def _of_object(self, value: Any) -> Any:
-        self.of(type(value))
-        if isinstance(value, functools.partial):
-            return "partial", self.of(value.func), self.of(value.args), self.of(value.keywords)
-        with contextlib.suppress(Exception):  # whatever an object has against being written down
-            _Pickler(text := io.BytesIO()).dump(value)
-            return type(value).__qualname__, digest(text.getvalue())
-        return type(value).__module__, type(value).__qualname__
+
+_PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
 
 class _Pickler(pickle.Pickler):
-    """Writes tensors down by their values: torch's own way names their place in memory."""
+    """Writes objects down by what they are made of: code as its description, tensors by their values."""
+
+    def __init__(self, text: io.BytesIO, description: _Description) -> None:
+        super().__init__(text)
+        self._description = description
 
     def reducer_override(self, value: Any) -> Any:
-        """A tensor's shape, type and numbers; anything else as usual."""
+        """What is written instead: torch's own way names a tensor's place in memory, pickle's the name of a class."""
+        if isinstance(value, FunctionType) or (isinstance(value, type) and is_own(value)):
+            return tuple, ((repr(self._description.of(value)),),)
+        if isinstance(value, ModuleType):
+            return tuple, (("module", value.__name__),)
         if not isinstance(value, torch.Tensor):
             return NotImplemented
+        value = value.to_dense() if value.layout is not torch.strided else value
         numbers = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
         return tuple, ((str(value.dtype), tuple(value.shape), numbers.tobytes()),)
+
+
+def show_uncopied(value: Any) -> Any:
+    """What an object that cannot be copied shows of what it holds."""
+    if isinstance(value, memoryview):
+        return bytes(value)
+    if isinstance(value, struct.Struct):
+        return value.format
+    with contextlib.suppress(Exception):
+        return re.sub("0x[0-9a-f]+", "", repr(value))
+    return ()
 
 
 def _content(cell: Any) -> Any:
@@ -446,6 +640,28 @@ def _content(cell: Any) -> Any:
         return cell.cell_contents
     except ValueError:  # not filled yet
         return None
+
+
+def _draws_unseeded(code: CodeType) -> bool:
+    """Whether a function calls one that makes a generator, without any argument."""
+    steps = [step for step in dis.get_instructions(code) if step.opname not in ("PUSH_NULL", "PRECALL", "CACHE")]
+    return any(
+        step.argval in _GENERATORS and after.opname.startswith("CALL") and after.arg == 0
+        for step, after in itertools.pairwise(steps)
+    ) or any(_draws_unseeded(value) for value in code.co_consts if isinstance(value, CodeType))
+
+
+def _list_code_imports(code: CodeType) -> list[str]:
+    """The modules that a function imports, whole names; `from package import module` may mean one, too."""
+    found, steps = set(), list(dis.get_instructions(code))
+    for place, step in enumerate(steps):
+        if step.opname == "IMPORT_NAME":
+            found.add(str(step.argval))
+        elif step.opname == "IMPORT_FROM":
+            base = next(one.argval for one in reversed(steps[:place]) if one.opname == "IMPORT_NAME")
+            found.add(f"{base}.{step.argval}")
+    inside = (value for value in code.co_consts if isinstance(value, CodeType))
+    return sorted(found.union(*map(_list_code_imports, inside)))
 
 
 def _list_globals(code: CodeType) -> list[str]:

@@ -42,7 +42,7 @@ COMMANDS = {
     "show": ("look.show", "Shows a run: its options and figures, or how far it came."),
     "plot": (
         "look.plot",
-        "Draws the accuracy of runs over rounds into one picture; runs of one method are seeds of one line.",
+        "Draws the accuracy of runs over rounds into one picture; runs that differ in their seeds alone are one line.",
     ),
     "watch": (
         "watch.watch",

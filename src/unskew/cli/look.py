@@ -19,6 +19,8 @@ from unskew.report.confusion_plot import plot_confusion
 from unskew.report.figures import Played, draw_runs, read_width
 from unskew.report.files import draw_whole
 from unskew.report.layout import save
+from unskew.report.reading import name_runs
+from unskew.runs.config import read_file
 from unskew.runs.folder import Row
 from unskew.runs.saved import SavedRun, find_runs
 
@@ -131,7 +133,7 @@ def plot(
         bool, typer.Option("--confusion", help="one run's confusion matrix after the last round instead")
     ] = False,
 ) -> None:
-    """Draws the accuracy of runs over rounds into one picture; runs of one method are seeds of one line."""
+    """Draws the accuracy of runs over rounds into one picture; runs that differ in their seeds alone are one line."""
     if out.suffix.lower() not in KINDS:
         raise InputError(f"--out expects the name of a {', '.join(KINDS)} file, got '{out}'")
     check_out(out)
@@ -143,7 +145,8 @@ def plot(
     if width:
         read_width(width)  # before anything takes time
     runs = [run for path in paths for run in find_runs(path)]
-    played = [Played(run.about["method"], run.output, run.rounds) for run in runs]
+    names = name_runs([(run.path, run.about["method"], read_file(run.path / "run.toml")) for run in runs])
+    played = [Played(name, run.output, run.rounds) for name, run in zip(names, runs, strict=True)]
     if not any(run.curve for run in runs):
         raise InputError(f"nothing to draw: no round of {', '.join(map(str, paths))} was tested yet")
     above = title or ("" if width else _make_title([run.about for run in runs]))

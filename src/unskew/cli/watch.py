@@ -111,7 +111,7 @@ def _follow(watching: Watching, screen: Console, every: float, line: str) -> Vie
 def draw(view: View, folder: Path, on: Console, line: str = "", whole: bool = False) -> RenderableType:
     """A view for a terminal of this size; `line` stands below it, `whole`: all runs, however many."""
     parts: list[RenderableType] = []
-    if len(view.runs) == 1:
+    if len(view.runs) == 1 and not view.awaited:
         parts.append(_draw_one(view.runs[0], on))
     elif view.runs:
         room = len(view.runs) if whole else max(on.height - 6 - bool(line), 3)
@@ -168,7 +168,8 @@ def _draw_many(view: View, folder: Path, on: Console, room: int) -> RenderableTy
     noted = {run.path: run.note for run in shown if run.note}
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), expand=False, show_edge=False)
     columns = _choose_columns(view, on.width)
-    names = [_name(run, "seed" not in columns) for run in shown]
+    known = [(run.method, run.seed) for run in view.runs]
+    names = [_name(run, "seed" not in columns, known.count((run.method, run.seed)) > 1) for run in shown]
     taken = sum(width + 1 for width in columns.values())
     free = on.width - taken
     curve = 0 if free < 24 else min(max(free // 3, 8), 24)
@@ -227,7 +228,9 @@ def _choose_columns(view: View, width: int) -> dict[str, int]:
     return chosen
 
 
-def _name(run: RunView, with_seed: bool) -> str:
+def _name(run: RunView, with_seed: bool, with_folder: bool) -> str:
+    if with_folder:  # several runs of one method and seed
+        return f"{run.path.name}: {run.method}"
     return f"{run.method}, seed {run.seed}" if with_seed and run.seed is not None else run.method
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from unskew.base import tree
 from unskew.base.batch import Batch, group_batches
 from unskew.base.torch_private import add_in_place, add_lists, run_backward, scale_in_place, scale_list
 from unskew.base.tree import Groups, Tree
@@ -62,6 +63,7 @@ def _ask_gradient(c: Context, gradient: LocalGradient, params: Tree, batch: Any)
     """The direction: its shapes are looked at in every step, as are parameters; in the first one also the rest."""
     if not c.guarded:
         return gradient(c, params, batch)
+    params = tree.copy(params)  # somebody's code may put them aside, and the loop's own change with the step
     guard = hold_step(params, batch, c.closely) if c.diagnostics.steps == 1 else None
     versions = read_versions(params)
     try:

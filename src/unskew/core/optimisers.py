@@ -219,9 +219,9 @@ def begin(params: Tree, settings: LocalSettings) -> Tree:
     rule = settings.optimiser or _SGD
     if not is_foreign([rule]):
         return rule.init(params)
-    guard = Guard(streams=False)
-    guard.hold("params", params)
-    memory: object = rule.init(params)
+    guard, given = Guard(streams=False), tree.copy(params)  # weights change in place: what it remembers does not
+    guard.hold("params", given)
+    memory: object = rule.init(given)
     if changed := guard.find_change():
         raise Fault(rule, "init", f"must not change what it is given, and changed {changed}")
     if not isinstance(memory, dict):
@@ -237,10 +237,13 @@ def advance(params: Tree, grads: Tree, memory: Tree, settings: LocalSettings) ->
     if settings.clip is not None:
         grads = clip(grads, settings.clip)
     rule = settings.optimiser or _SGD
-    found = rule.step(tree.select(params, grads), grads, memory, settings)
-    if is_foreign([rule]):
+    given, foreign = tree.select(params, grads), is_foreign([rule])
+    found = rule.step(tree.copy(given) if foreign else given, grads, memory, settings)
+    if foreign:
         _check_step(rule, grads, found)
     moved, memory = found
+    if foreign and (shared := {id(value) for value in moved.values()}):
+        memory = {name: value.clone() if id(value) in shared else value for name, value in memory.items()}
     return {**params, **{name: moved[name] for name in grads}}, memory
 
 

@@ -67,8 +67,8 @@ class PerClient:
             raise TypeError('s.per_client.put takes groups (named trees of tensors, such as {"control": tree}), got '
                             f"{_describe(groups)}")  # fmt: skip
         own = {group: {name: _own(value) for name, value in kept.items()} for group, kept in groups.items()}
-        if self._hold is not None:  # somebody's slot puts it
-            own = tree.settle(own)
+        if self._hold is not None:  # somebody's slot puts it, and may go on to change it
+            own = tree.settle(tree.copy_groups(own))
         if not tree.all_finite(own):
             self.spoilt.append(client)
             return

@@ -163,7 +163,7 @@ class _Exchange:
             return self._common
         s = self.seed_layers_for("download", client)
         message: Groups = ask_server(self.task, "download", s, self._before, client, client=client)
-        self._refuse_spoilt("download", message, self._before, client)
+        message = self._make_own("download", message, self._before, client)
         if self._surveyed is None:
             self._count(client, message)
             if self.task.sends_alike:
@@ -172,7 +172,7 @@ class _Exchange:
             return message
         s = self.seed_layers_for("brief", client)
         brief: Groups = ask_server(self.task, "brief", s, self._surveyed, client, client=client)
-        self._refuse_spoilt("brief", brief, self._surveyed, client)
+        brief = self._make_own("brief", brief, self._surveyed, client)
         if twice := brief.keys() & message.keys():
             what = f"sends group '{min(twice)}', which download has sent already; give it another name"
             fault = Fault(owner_of(self.task.method, "brief"), "brief", what)
@@ -180,15 +180,20 @@ class _Exchange:
         self._count(client, brief)
         return {**message, **brief}
 
-    def _refuse_spoilt(self, slot: str, message: Groups, server: Groups, client: int) -> None:
-        """A fault where somebody's slot sends NaN or infinite numbers; those of the server's state are finite."""
+    def _make_own(self, slot: str, message: Groups, server: Groups, client: int) -> Groups:
+        """The message; what somebody's slot made for it as copies, as the slot may use its tensors again.
+
+        A fault where they are NaN or infinite; those of the server's state are finite, and stay as they are.
+        """
         if slot not in self.task.guarded_slots:
-            return
-        made = {group: {n: v for n, v in own.items() if v is not server.get(group, {}).get(n)}
+            return message
+        made = {group: {n: v.clone() for n, v in own.items() if v is not server.get(group, {}).get(n)}
                 for group, own in message.items()}  # fmt: skip
         if (group := self.task.find_spoilt(made)) is not None:
             fault = Fault(owner_of(self.task.method, slot), slot, f"sends NaN or infinite numbers (group '{group}')")
             raise server_error(fault, self.s.round, client) from fault
+        return {group: {name: made[group].get(name, value) for name, value in own.items()}
+                for group, own in message.items()}  # fmt: skip
 
     def warn_unsent(self, reducers: Reducers, senders: Collection[int]) -> None:
         """Says which groups a method merges though nobody sends them, but for those that every method merges."""
@@ -294,12 +299,18 @@ class _Exchange:
         try:
             for reply in self.executor.run(self._jobs(kind)):
                 if (taken := self._take(kind, reply)) is not None:
-                    held.add(taken)
+                    held.add(self._keep(taken))
             began = time.perf_counter()
             _merge(self._weigh(held.replies), accumulators)
             self.merging += time.perf_counter() - began
         finally:
             held.close()
+
+    def _keep(self, reply: Reply) -> Reply:
+        """A reply that waits for the others; of somebody's slot as a copy, as the slot may use its tensors again."""
+        if "upload" not in self.task.guarded_slots or reply.stack is not None or not isinstance(reply.groups, dict):
+            return reply
+        return reply._replace(groups=tree.copy_groups(reply.groups))
 
     def _weigh(self, replies: list[Reply]) -> list[Reply]:
         """The replies with the weights that the method's own rule gives them."""

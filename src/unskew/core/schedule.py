@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from unskew.base.errors import InputError, is_from_signal
@@ -73,7 +74,9 @@ def _to_number(found: Any) -> Any:
     """A tensor of one element as its number; a truth value is none."""
     if isinstance(found, Tensor):
         return found.item() if found.numel() == 1 and found.device.type != "meta" else None
-    return None if isinstance(found, bool) else found
+    if isinstance(found, (bool, np.bool_)):
+        return None
+    return float(found) if isinstance(found, (np.floating, np.integer)) else found
 
 
 schedules: Registry[Schedule] = Registry("schedule", Schedule)

@@ -31,7 +31,7 @@ SLOTS = (
     Slot("init(s)", "server", "the server's state (groups)", "`model` and `buffers` of the initial model"),
     Slot("download(s, server, client)", "server", "the message to a client",
          "the shared part of the model; buffers if averaged"),
-    Slot("init_client(c)", "client", "its state before its first visit", "nothing"),
+    Slot("init_client(c)", "client", "its state before its first visit, and whenever it has kept nothing", "nothing"),
     Slot("prepare(c)", "client", "the context that later slots see", "unchanged"),
     Slot("survey(c)", "client", "statistics before training", "nothing"),
     Slot("digest(s, server, surveyed)", "server", "its state after the survey", "unchanged"),

@@ -74,6 +74,10 @@ class LocalData:
         part.positions = chosen if self.positions is None else self.positions[chosen]
         return part
 
+    def first(self, count: int) -> LocalData:
+        """The first so many samples, as if the client had no others."""
+        return LocalData(self.source, self.index[:count], self.pipeline)
+
     def __len__(self) -> int:
         return len(self.index)
 

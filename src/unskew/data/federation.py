@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -58,6 +60,16 @@ class Federation:
     @cached_property
     def _known(self) -> dict[int, LocalData]:
         return {}
+
+    def shorten(self, lengths: Mapping[int, int]) -> Federation:
+        """The same, some of whose clients train on so many of their samples only, the first ones."""
+        short = copy(self)
+        parts = {client: self.train(client) for client in lengths}
+        short.__dict__["_known"] = {
+            client: LocalData(data.source, data.index[: lengths[client]], data.pipeline)
+            for client, data in parts.items()
+        }
+        return short
 
     def local_test(self, client: int) -> LocalData:
         """A client's own test data."""

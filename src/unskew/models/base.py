@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from unskew.base.batch import Output
 from unskew.base.errors import InputError
 from unskew.base.registry import Component, Registry
+from unskew.base.user_code import Loaded, note_loaded
 
 
 class Model(nn.Module):
@@ -96,6 +97,7 @@ def build(spec: str | Mapping[str, Any] | Architecture, shape: tuple[int, ...], 
             if not _is_too_large(error):
                 raise
             raise InputError(f"{architecture.label} does not fit memory; make it smaller") from error
+    loaded = Loaded()  # what a network imports while it is tried, a run should know of
     try:
         model: object = architecture.build(shape, num_classes)
     except InputError as error:
@@ -103,4 +105,6 @@ def build(spec: str | Mapping[str, Any] | Architecture, shape: tuple[int, ...], 
         raise InputError(str(error) if label in str(error) else f"{label}: {error}") from None
     except Exception as error:
         raise explain_failure(architecture.label, shape, 2, error) from error
-    return check_model(architecture.label, model, shape, num_classes)
+    checked = check_model(architecture.label, model, shape, num_classes)
+    note_loaded(loaded.list_files())
+    return checked

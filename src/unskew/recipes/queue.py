@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
@@ -25,6 +25,9 @@ from unskew.runs.side_by_side import Ended
 
 LOWEST = 19
 """The lowest priority of a process."""
+
+TERMINAL = Path("/proc/self/autogroup")
+"""Where Linux keeps the priority of all that runs in one terminal."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +123,23 @@ def _join(one: Plan, other: Plan) -> Plan:
 
 def work(places: Sequence[Place], jobs: int, announce: Announce | None = None, ended: Ended | None = None) -> None:
     """Takes runs until none is left that nobody has, so many at a time; what one fails with is raised at the end."""
-    play_here(places, jobs, announce, ended=ended, play=_claim_and_run, nice=LOWEST, patient=True)
+    with _let_others_first():
+        play_here(places, jobs, announce, ended=ended, play=_claim_and_run, nice=LOWEST, patient=True)
+
+
+@contextmanager
+def _let_others_first() -> Iterator[None]:
+    """Linux shares cores between terminals first, whatever their priorities; so this one steps back as a whole."""
+    before = None
+    with suppress(OSError, ValueError, IndexError):  # other systems have no such thing; it is empty outside a terminal
+        before = int(TERMINAL.read_text().split()[-1])
+        TERMINAL.write_text(str(LOWEST))
+    try:
+        yield
+    finally:
+        if before is not None:
+            with suppress(OSError):
+                TERMINAL.write_text(str(before))
 
 
 def _claim_and_run(place: Place, watch: Watch | None) -> None:

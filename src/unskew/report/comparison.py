@@ -100,7 +100,7 @@ def table(
         *_explain_accuracy(key, mixed, bool(own), len({cell.seed for cell in cells})),
         "clients and worst: mean over clients and over the worst tenth of them, each on its own test set, last round",
         *_explain_beyond(more, mixed, bool(own), any("figures" not in cell.summary for cell in cells)),
-        f"time × and bytes ×: the clients' seconds of work and the traffic, relative to {first}",
+        f"time × and bytes ×: the clients' seconds of work and the traffic of a round, relative to {first}",
         *(f"wire: {', '.join(wire)}" for wire in [cells[0].summary.get("wire")] if wire),
         *_rounds_to_notes(cells, first),
         *(["methods that diverged are not ranked"] if diverged else []),
@@ -265,6 +265,10 @@ def _metric_key(metric: Metric, summary: Row) -> str:
 def _relative(
     figure: Callable[[Row], float], cells: Sequence[CellResult], reference: Sequence[CellResult]
 ) -> tuple[float, ...]:
-    """Each seed's figure over the first method's under the same seed."""
-    one = {cell.seed: figure(cell.summary) for cell in reference}
-    return tuple(figure(cell.summary) / one[cell.seed] for cell in cells if one.get(cell.seed, 0) > 0)
+    """Each seed's figure of a round over the first method's under the same seed; one of them may be further."""
+
+    def of_a_round(cell: CellResult) -> float:
+        return figure(cell.summary) / (cell.summary.get("rounds") or 1)
+
+    one = {cell.seed: of_a_round(cell) for cell in reference}
+    return tuple(of_a_round(cell) / one[cell.seed] for cell in cells if one.get(cell.seed, 0) > 0)

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from unskew.measures.classification import Confusion
 from unskew.report.layout import DPI, save
-from unskew.report.split_plot import INK, SHADES, thinned
+from unskew.report.split_plot import INK, SHADES
 
 MOST_NUMBERS = 15
 """Up to so many classes, each field has its number of samples."""
@@ -22,11 +22,11 @@ def plot_confusion(confusion: Confusion, path: Path, title: str) -> None:
     counts, classes = confusion.counts, confusion.classes
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     side = min(12.0, 3.0 + 0.4 * len(classes))
-    figure = Figure(figsize=(side + 0.8, side), dpi=DPI, layout="constrained")
+    figure = Figure(figsize=(side + 1.4, side), dpi=DPI, layout="compressed")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     drawn = axes.imshow(shares, cmap=SHADES, vmin=0, vmax=1)
-    shown = thinned(len(classes), MOST_NAMES)
+    shown = range(0, len(classes), -(-len(classes) // MOST_NAMES))
     names = [classes[place] if len(classes[place]) <= 20 else f"{classes[place][:19]}…" for place in shown]
     axes.set_xticks(shown, names, rotation=0 if max(map(len, names)) <= 3 else 90, fontsize=8)
     axes.set_yticks(shown, names, fontsize=8)

@@ -156,7 +156,10 @@ def _draw(axes: Axes, curves: Curves, coloured: Sequence[str], order: Sequence[s
         handles += axes.plot(where, mean, color=colour, linestyle=style, linewidth=wide, **marker)
         labels.append(f"{shorten(name)}  ({_describe(last[name], look)})" if look.values else shorten(name))
         if len(curves[name]) > 1:
-            axes.fill_between(where, mean - std, mean + std, color=colour, alpha=0.12 if grey else 0.15, linewidth=0)
+            low, high = mean - std, mean + std
+            if look.percent:
+                low, high = low.clip(0, 100), high.clip(0, 100)
+            axes.fill_between(where, low, high, color=colour, alpha=0.12 if grey else 0.15, linewidth=0)
     for name in grey:
         drawn = axes.plot(summed[name][0], summed[name][1], color=GREY, linewidth=wide / 2, zorder=1)
         if name == grey[0]:
@@ -186,8 +189,9 @@ def _describe(value: float, look: Look) -> str:
 
 
 def shorten(name: str) -> str:
-    """A method's name for a legend; its options are in the table."""
-    return name if len(name) <= LONGEST else name[: LONGEST - 1] + "…"
+    """A method's name for a legend, without its middle if it is long: names often differ at their ends alone."""
+    tail = int(0.45 * LONGEST)
+    return name if len(name) <= LONGEST else f"{name[: LONGEST - 1 - tail]}…{name[-tail:]}"
 
 
 def _look(place: int) -> tuple[str, str]:

@@ -14,7 +14,7 @@ from unskew.report import parts
 from unskew.report.comparison import list_figures
 from unskew.report.comparison import table as comparison_table
 from unskew.report.headline import write_headline
-from unskew.report.reading import Gathered, ReadRun
+from unskew.report.reading import FREE, Gathered, ReadRun, flatten
 from unskew.report.tables import Cell, Table
 from unskew.runs.comparison import CellResult, Metric
 from unskew.runs.config import cohort_size
@@ -25,6 +25,7 @@ BEST = 6
 """Of many methods, so many of the best have a colour, and the one that all are compared with."""
 MANY = 8
 MOST_SPLITS = 5
+MOST_UNLIKE = 4
 
 Triple = tuple[float, float | None, float | None, int]
 
@@ -111,9 +112,13 @@ def _make_setting(runs: Sequence[ReadRun], tables: Sequence[Row], table: Table |
         table = _make_table(cells, title, metric, own_tables)
     axes = {name: parts.find_axis(own) for name, own in methods.items()}
     behind = [run for run in runs if not run.finished]
+    if table is not None:
+        table = replace(table, unfinished=tuple(dict.fromkeys(run.method for run in behind)))
     state = f", so far ({count_of(len(behind), 'run')} of {len(runs)} not finished)" if behind else ""
+    gone = {cell.method for cell in cells if cell.summary["diverged"]}
+    state = f" ({len(gone)} more diverged)" * bool(gone) + state
     firsts = {name: own[0] for name, own in methods.items()}
-    heads = write_headline(figures, names[0], str(runs[0].about["data"]), state) or ["No round was tested yet."]
+    heads = write_headline(figures, names[0], str(runs[0].about["data"]), state) or [_say_why_not(runs)]
     setting = Setting(
         title=title,
         headline=heads,
@@ -137,6 +142,13 @@ def _make_setting(runs: Sequence[ReadRun], tables: Sequence[Row], table: Table |
         runs=[_list_run(run) for run in runs],
     )
     return setting, figures
+
+
+def _say_why_not(runs: Sequence[ReadRun]) -> str:
+    """Why there is nothing to say about who won."""
+    if any((run.summary or {}).get("diverged") for run in runs):
+        return "The run diverged." if len(runs) == 1 else "Every run that was tested diverged."
+    return "No round was tested yet."
 
 
 def _columns(methods: int) -> int:
@@ -197,7 +209,9 @@ def _make_table(cells: Sequence[CellResult], title: str, metric: Metric, tables:
     if not more or not written.keys() >= {name for name, _ in made.rows}:
         return made
     rows = tuple((name, (*own, *(_read_cell(written[name].get(key)) for key in more))) for name, own in made.rows)
-    notes = [note for note in tables[0].get("notes", []) if isinstance(note, str) and note not in made.notes]
+    said = {note.partition(":")[0] for note in made.notes}  # an earlier version may have said it in other words
+    more_notes = [note for note in tables[0].get("notes", []) if isinstance(note, str)]
+    notes = [note for note in more_notes if note.partition(":")[0] not in said]
     return replace(made, columns=(*made.columns, *more), rows=rows, notes=(*notes, *made.notes))
 
 
@@ -268,6 +282,11 @@ def _warn(methods: parts.ByMethod, figures: Figures) -> list[parts.Notice]:
         )
     if len(methods) > 1 and any(len(own) < 3 for kind in figures.values() for own in kind.values()):
         found.append(parts.Notice("", None, "fewer than three seeds: no interval can be given for differences"))
+    if differing := _find_unlike([run for own in methods.values() for run in own]):
+        told = "; ".join(f"{key} ({', '.join(values)})" for key, values in list(differing.items())[:MOST_UNLIKE])
+        more = f" and {len(differing) - MOST_UNLIKE} more options" * (len(differing) > MOST_UNLIKE)
+        serious = not all(key.startswith("local.") for key in differing)  # rates may have been tuned for each method
+        found.append(parts.Notice("", None, f"runs differ in more than the method: {told}{more}", serious))
     splits: dict[int, set[str]] = {}
     for own in methods.values():
         for run in own:
@@ -278,6 +297,14 @@ def _warn(methods: parts.ByMethod, figures: Figures) -> list[parts.Notice]:
             parts.Notice("", unlike[0], "methods had different splits under this seed: they are not paired", True)
         )
     return found
+
+
+def _find_unlike(runs: Sequence[ReadRun]) -> dict[str, list[str]]:
+    """Options that are not the same in all runs, beside those that are meant to differ or that change no figure."""
+    flat = [flatten(run.options) for run in runs]
+    keys = dict.fromkeys(key for own in flat for key in own if not key.startswith(("method.", *FREE)))
+    values = {key: list(dict.fromkeys(str(own.get(key, "-")) for own in flat)) for key in keys}
+    return {key: own for key, own in values.items() if len(own) > 1}
 
 
 def _find_splits(runs: Sequence[ReadRun]) -> dict[str, Labels]:

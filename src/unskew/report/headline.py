@@ -7,11 +7,13 @@ from collections.abc import Collection, Mapping
 import numpy as np
 
 from unskew.base.text import count_of
-from unskew.measures.statistics import FEWEST_SEEDS, Difference, paired_difference
+from unskew.measures.statistics import FEWEST_SEEDS, Difference, Ranks, paired_difference
 
 BySeed = Mapping[int, float]
 LONGEST = 28
 """Letters of a method's name that are said whole."""
+LEVEL = 0.005
+"""Points below which two means are said to be the same: they are printed alike."""
 WHOSE = {"accuracy %": "", "global %": ", with one global model", "personal %": ", with the models that clients use"}
 """How a column of the table is said."""
 
@@ -45,6 +47,15 @@ def _tell(where: str, methods: Mapping[str, BySeed], first: str) -> str:
     if len(ranking) == 1:
         seeds = len(methods[best])
         return f"{best} reaches {means[best]:.2f} %{where}" + (f" (mean of {seeds} seeds)." if seeds > 1 else ".")
+    level = [name for name in ranking if means[best] - means[name] < LEVEL]
+    if len(level) == len(ranking):
+        all_ = "Both methods" if len(ranking) == 2 else f"All {len(ranking)} methods"
+        return f"{all_}{where} are level at {means[best]:.2f} %."
+    if len(level) > 1:
+        others = ", ".join(level[1:-1])
+        names = f"{best}{', ' * bool(others)}{others} and {level[-1]}"
+        next_ = f"the next is {ranking[len(level)]} with {means[ranking[len(level)]]:.2f} %"
+        return f"Of {count_of(len(ranking), 'method')}{where}, {names} are level at {means[best]:.2f} %; {next_}."
     second = ranking[1]
     begin = f"Of {count_of(len(ranking), 'method')}{where}, {best}"
     ahead = paired_difference(methods[best], methods[second])
@@ -58,8 +69,25 @@ def _tell(where: str, methods: Mapping[str, BySeed], first: str) -> str:
     if ahead.is_clear:
         more = f" and {beyond.mean:.2f} above {first} ({describe(beyond)})" if beyond else ""
         return f"{begin} wins with {means[best]:.2f} %: {ahead.mean:.2f} points above {second} ({interval}){more}."
-    level = f"no difference larger than the spread to {second} ({ahead.mean:.2f} points; {interval})"
-    return f"{begin} leads with {means[best]:.2f} %: {level}{_against(beyond, first)}."
+    unclear = f"with no difference larger than the spread to {second} ({ahead.mean:.2f} points; {interval})"
+    return f"{begin} has the highest mean, {means[best]:.2f} %, {unclear}{_against(beyond, first)}."
+
+
+def rank_headline(ranks: Mapping[str, Ranks]) -> list[str]:
+    """A sentence for each kind of accuracy about the ranks over several settings."""
+    return [_tell_rank(own, WHOSE.get(heading, "")) for heading, own in ranks.items()]
+
+
+def _tell_rank(ranks: Ranks, whose: str) -> str:
+    order = sorted(zip(ranks.mean, ranks.methods, strict=True))
+    (first, best), *others = order
+    near = [name for mean, name in others if mean - first < ranks.critical]
+    begin = f"Over {ranks.settings} settings{whose}, {best} has the best mean rank, {first:.2f} of {len(order)}"
+    if not near:
+        return f"{begin}, ahead of all others by more than the critical difference ({ranks.critical:.2f})."
+    if len(near) == len(others):
+        return f"{begin}, but no method is told apart from it (critical difference {ranks.critical:.2f})."
+    return f"{begin}; {', '.join(near)} cannot be told apart from it (critical difference {ranks.critical:.2f})."
 
 
 def _against(gap: Difference | None, first: str) -> str:

@@ -17,6 +17,7 @@ from unskew.base.text import count_of
 from unskew.base.version import __version__
 from unskew.measures.figures import mean_and_std
 from unskew.report.facts import Facts, Setting, make_facts
+from unskew.report.headline import rank_headline
 from unskew.report.reading import Gathered, gather, read_run
 from unskew.report.tables import Cell, Table, render
 from unskew.runs.comparison import CellResult
@@ -87,11 +88,12 @@ def _plain(value: Any) -> Any:
 def _write_body(facts: Facts, command: str) -> str:
     several = len(facts.settings) > 1
     top = [f'<header><p class="brand">unskew report</p><h1>{escape(facts.title)}</h1>']
-    if not several:
-        top += _write_headline(facts.settings[0])
+    lines = rank_headline(facts.ranks) if several else facts.settings[0].headline
+    top += _write_headline(lines)
     top.append("</header>")
+    known = list(dict.fromkeys(method.name for setting in facts.settings for method in setting.methods))
     ranks = "".join(
-        _section("ranks", f"Ranks over settings: {heading.removesuffix(' %')}", _tell_ranks(own), 0, heading)
+        _section("ranks", f"Ranks over settings: {heading.removesuffix(' %')}", _tell_ranks(own, known), 0, heading)
         for heading, own in facts.ranks.items()
     )
     tabs = "".join(f'<button data-tab="{n}" aria-selected="{str(n == 0).lower()}">{escape(own.title)}</button>'
@@ -99,7 +101,9 @@ def _write_body(facts: Facts, command: str) -> str:
     parts = [ranks, f'<nav class="tabs" aria-label="settings">{tabs}</nav>' if several else ""]
     for number, setting in enumerate(facts.settings):
         hidden = " hidden" if number else ""
-        own = "".join([*(_write_headline(setting) if several else ()), *_write_setting(setting, number)])
+        own = "".join(_write_setting(setting, number))
+        if several:
+            own = f'<h2 class="paper">{escape(setting.title)}</h2>{"".join(_write_headline(setting.headline))}{own}'
         parts.append(f'<div class="setting" data-setting="{number}"{hidden}>{own}</div>')
     return "\n".join([*top, *parts, _write_origin(facts, command), _FOOTER])
 
@@ -107,8 +111,8 @@ def _write_body(facts: Facts, command: str) -> str:
 _FOOTER = f"<footer>Made by unskew {escape(__version__)} from run folders; nothing was trained for this page.</footer>"
 
 
-def _write_headline(setting: Setting) -> list[str]:
-    return [f'<p class="headline">{escape(line)}</p>' for line in setting.headline]
+def _write_headline(lines: Sequence[str]) -> list[str]:
+    return [f'<p class="headline">{escape(line).replace(" %", "&nbsp;%")}</p>' for line in lines]
 
 
 def _section(
@@ -122,6 +126,8 @@ def _section(
     )
 
 
+MOST_NAMED = 4
+"""Methods that a notice names."""
 TITLES = {
     "curves": "Learning curves", "split": "Who holds what", "boxes": "How clients fare",
     "class_maps": "Accuracy of each class", "measured": "Measures", "feedback": "Which layers FLFA chose",
@@ -131,7 +137,8 @@ HOW = {
     "split": "Training samples of each class at each client.",
     "boxes": "Each client on its own test set in the last round that tested them, all seeds. Box: the middle half and "
     "the median; whiskers: the extremes. Dots: clients in the worst tenth; diamond: their mean.",
-    "class_maps": "Of the global model on the common test set. Forgotten: best so far minus present, in points.",
+    "class_maps": "Of the global model on the common test set. Forgotten: best so far minus present, in points. "
+    "Means over seeds.",
     "measured": "Recorded in the run, means over seeds.",
     "feedback": "Dots: the layers whose errors went down through the received weights in that round. Shade: how well "
     "clients' updates of a layer agree, by which the next round's are chosen. First seed.",
@@ -172,8 +179,10 @@ def _say_missing(title: str, text: str, number: int) -> str:
     return _section("missing", title, "", number, body=f'<p class="none">{text}</p>')
 
 
-def _tell_ranks(ranks: Any) -> str:
+def _tell_ranks(ranks: Any, known: Sequence[str]) -> str:
     p = f" Friedman's test: p = {ranks.p_value:.3g}." if ranks.p_value is not None else ""
+    if out := [name for name in known if name not in ranks.methods]:
+        p += f" Without {_name_methods(out, len(known))}: not in all settings."
     return (
         f"Mean rank over {ranks.settings} settings, 1 is best. Those in the shade are not told apart from the best: "
         f"they are less than Nemenyi's critical difference, {ranks.critical:.2f}, behind it.{p}"
@@ -192,17 +201,28 @@ def _tell_differences(setting: Setting) -> str:
 
 
 def _write_notices(setting: Setting, number: int) -> str:
-    lines = []
+    same: dict[tuple[int | None, str, bool], list[str]] = {}
     for notice in setting.notices:
-        seed = f", seed {notice.seed}" if notice.seed is not None else ""
-        who = f"<code>{escape(notice.method)}</code>{seed}: " if notice.method else (seed[2:] + ": " if seed else "")
-        lines.append(f'<li class="{_looks(serious=notice.serious)}">{who}{escape(notice.text)}</li>')
+        same.setdefault((notice.seed, notice.text, notice.serious), []).append(notice.method)
+    lines = []
+    for (seed, text, serious), methods in same.items():
+        who = _name_methods(methods, len(setting.methods))
+        where = ", ".join(filter(None, (who, "" if seed is None else f"seed {seed}")))
+        lines.append(f'<li class="{_looks(serious=serious)}">{where}{": " * bool(where)}{escape(text)}</li>')
     if not lines:
         body = '<p class="none">None: no run diverged, no reply was lost or left out.</p>'
     else:
         listed = "".join(lines)
         body = f'<ul class="notices">{listed}</ul>'
     return _section("notices", "Failures and warnings", "", number, body=body)
+
+
+def _name_methods(names: Sequence[str], all_of_them: int) -> str:
+    """Whom a notice is about; of many the first."""
+    if len(names) == all_of_them > 2:
+        return "all methods"
+    named = ", ".join(f"<code>{escape(name)}</code>" for name in names[:MOST_NAMED] if name)
+    return named + f" and {len(names) - MOST_NAMED} more" * (len(names) > MOST_NAMED)
 
 
 def _looks(**classes: bool) -> str:
@@ -216,7 +236,8 @@ def _write_table(setting: Setting, number: int) -> str:
     table = setting.table
     if table is None:
         return ""
-    head = "".join(f'<th><button data-column="{n}">{escape(column)}</button></th>'
+    worded = {n for _, cells in table.rows for n, cell in enumerate(cells, 1) if cell.words}
+    head = "".join(f'<th class="{_looks(words=n in worded)}"><button data-column="{n}">{escape(column)}</button></th>'
                    for n, column in enumerate(("method", *table.columns)))  # fmt: skip
     bodies = []
     for heading, rows in table.blocks():

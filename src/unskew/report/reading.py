@@ -83,8 +83,13 @@ def gather(paths: Sequence[Path]) -> Gathered:
         found |= dict.fromkeys(own)
     runs: list[ReadRun] = []
     problems: list[str] = []
+    seen: dict[tuple[str | bytes, ...], Path] = {}
     for folder in found:
         try:
+            copied = seen.setdefault(_identify(folder), folder)
+            if copied is not folder:
+                problems.append(f"{folder} is a copy of {copied}")
+                continue
             runs.append(read_run(folder))
         except InputError as error:
             problems.append(str(error))
@@ -107,6 +112,12 @@ def find_folders(path: Path, tables: list[Row]) -> list[Path]:
             return there
     inside = [each for each in path.iterdir() if each.is_dir() and each.name != "trials" and each.name[0] != "."]
     return [run for each in sorted(inside, key=_begun) for run in find_folders(each, tables)]
+
+
+def _identify(folder: Path) -> tuple[str | bytes, ...]:
+    """What tells a run from all others: its options, and its rows with the times that they took."""
+    files = [folder / name for name in ("run.toml", "rounds.jsonl")]
+    return tuple(file.read_bytes() for file in files) if all(map(Path.is_file, files)) else (str(folder),)
 
 
 def _begun(folder: Path) -> tuple[float, str]:
@@ -135,6 +146,8 @@ def read_run(path: Path) -> ReadRun:
     else:
         summary = _sum_up_so_far(rows, options)
     about = _describe(options, summary if finished else None) if foreign else run.about
+    if missing := [key for key in ("method", "seed", *SETTING) if about.get(key) is None]:
+        raise InputError(f"{path / 'run.toml'} is none that a run wrote: it lacks {missing[0]}; give a run's folder")
     output = _guess_output(summary, rows) if foreign else run.output
     accuracies, weighed = _read_clients(folder)
     return ReadRun(
@@ -192,31 +205,46 @@ def _find_classes(path: Path) -> list[str]:
 
 
 def _tell_apart(runs: list[ReadRun]) -> list[ReadRun]:
-    """Runs of one method, seed and setting get the options in which they differ behind the method's name."""
-    alike: dict[Any, list[ReadRun]] = {}
+    """Runs of one method and setting that are not seeds of one thing get other names."""
+    alike: dict[tuple[str, ...], list[ReadRun]] = {}
     for run in runs:
-        alike.setdefault((run.setting, run.method), []).append(run)
+        alike.setdefault(run.setting, []).append(run)
     named: dict[Path, str] = {}
     for group in alike.values():
-        if len({run.seed for run in group}) == len(group):
+        names = name_runs([(run.path, run.method, run.options) for run in group])
+        named |= {run.path: name for run, name in zip(group, names, strict=True)}
+    return [replace(run, method=named[run.path]) for run in runs]
+
+
+def name_runs(runs: Sequence[tuple[Path, str, Row]]) -> list[str]:
+    """The method of each run (folder, method, options); with the options in which runs of one method differ, if not
+    only in their seeds, or with the folder's name."""
+    flat = {path: flatten(options) for path, _, options in runs}
+    named: dict[Path, str] = {}
+    for method in dict.fromkeys(method for _, method, _ in runs):
+        own = {path: flat[path] for path, whose, _ in runs if whose == method}
+        every = dict.fromkeys(key for options in own.values() for key in options)
+        keys = [key for key in every if not key.startswith(FREE) and len({str(o.get(key)) for o in own.values()}) > 1]
+        seeds = [options.get("seed") for options in own.values()]
+        if not keys and len(set(seeds)) == len(seeds):
+            named |= dict.fromkeys(own, method)
             continue
-        flat = [_flatten(run.options) for run in group]
-        keys = [key for key in flat[0] if len({str(own.get(key)) for own in flat}) > 1 and key not in _NOT_TOLD]
-        for run, own in zip(group, flat, strict=True):
-            words = ", ".join(f"{key.rpartition('.')[2]}={own.get(key)}" for key in keys[:3])
-            named[run.path] = f"{run.method} [{words or run.path.name}]"
-        texts = [(named[run.path], run.seed) for run in group]
-        for run in group:
-            if texts.count((named[run.path], run.seed)) > 1:
-                named[run.path] = f"{run.method} [{run.path.name}]"
-    return [replace(run, method=named.get(run.path, run.method)) for run in runs]
+        words = {path: ", ".join(f"{k.rpartition('.')[2]}={o.get(k)}" for k in keys[:3]) for path, o in own.items()}
+        known = [(words[path], options.get("seed")) for path, options in own.items()]
+        for path, options in own.items():
+            alone = words[path] and known.count((words[path], options.get("seed"))) == 1
+            named[path] = f"{method} [{words[path] if alone else path.name}]"
+    return [named[path] for path, _, _ in runs]
 
 
-_NOT_TOLD = ("seed", "begun_in")
+FREE = ("execution.", "seed", "measure", "track", "plugins", "code", "begun_in", "extended", "evaluation.every",
+        "evaluation.clients_every", "evaluation.batch", "evaluation.figures")  # fmt: skip
+"""Options in which seeds of one thing may differ: they change no figure."""
 
 
-def _flatten(table: Row, above: str = "") -> dict[str, Any]:
+def flatten(table: Row, above: str = "") -> dict[str, Any]:
+    """A run file's options by their whole names, such as `local.lr`."""
     found: dict[str, Any] = {}
     for key, value in table.items():
-        found |= _flatten(value, f"{above}{key}.") if isinstance(value, dict) else {f"{above}{key}": value}
+        found |= flatten(value, f"{above}{key}.") if isinstance(value, dict) else {f"{above}{key}": value}
     return found

@@ -55,6 +55,8 @@ class Table:
 
     diverged: tuple[str, ...] = ()
     """Methods of which a run diverged."""
+    unfinished: tuple[str, ...] = ()
+    """Methods of which a run goes on, or was interrupted."""
     own: tuple[str, ...] = ()
     """Methods whose clients use models of their own, where others' do not: the last rows."""
 
@@ -66,7 +68,9 @@ class Table:
 
     def tag(self, name: str, personal: bool = True) -> str:
         """What stands behind a method's name; under the headings of `blocks` it need not say `personal` again."""
-        return " (personal)" * (personal and name in self.personal) + " (diverged)" * (name in self.diverged)
+        said = {"personal": self.personal if personal else (), "diverged": self.diverged,
+                "not finished": self.unfinished}  # fmt: skip
+        return "".join(f" ({word})" for word, names in said.items() if name in names)
 
     def blocks(self) -> list[tuple[str, list[tuple[str, tuple[Cell, ...]]]]]:
         """The rows under their headings; one block without a heading where all methods are of one kind."""

@@ -20,8 +20,10 @@ from typing import Literal
 
 from unskew.base.errors import InputError
 from unskew.base.text import count_of
+from unskew.runs.comparison import read_plan
 from unskew.runs.config import read_file
 from unskew.runs.folder import Owner, Row, find_owner
+from unskew.runs.rows import is_row, parse
 from unskew.runs.saved import SavedRun
 
 Phase = Literal[
@@ -76,10 +78,9 @@ class Tail:
         return [row for line in whole.splitlines() if (row := self._parse(line))], anew
 
     def _parse(self, line: bytes) -> Row | None:
-        with suppress(ValueError):
-            row = json.loads(line)
-            if isinstance(row, dict) and isinstance(row.get("round"), int):
-                return row
+        if is_row(row := parse(line), "round"):
+            found: Row = row
+            return found
         self.damaged += 1
         return None
 
@@ -122,6 +123,8 @@ class View:
     over: bool
     """Whether all is finished."""
     notes: tuple[str, ...] = ()
+    awaited: int = 0
+    """Cells of a comparison that have not begun."""
 
     @property
     def counts(self) -> dict[str, int]:
@@ -132,7 +135,7 @@ class View:
         )  # fmt: skip
         for run in self.runs:
             order[run.phase] += 1
-        return {phase: count for phase, count in order.items() if count}
+        return {phase: count for phase, count in {**order, "not begun": self.awaited}.items() if count}
 
 
 @dataclass
@@ -159,6 +162,7 @@ class WatchedRun:
         self._about: Row = {}
         self._problem = ""
         self._named_at = 0.0
+        self._edited, self._checked_at = "", 0.0
 
     @property
     def gone(self) -> bool:
@@ -173,6 +177,8 @@ class WatchedRun:
             self._rows.clear()
         self._rows |= {row["round"]: _pick(row) for row in rows}
         self._read_about()
+        if finished:
+            self._check_rows()
         owner = Owner(None) if finished else find_owner(self.path)
         silent = max(now - self._written_at, 0.0)
         phase = self._find_phase(finished, owner, silent)
@@ -214,6 +220,17 @@ class WatchedRun:
             except InputError as error:
                 self._problem = str(error)
 
+    def _check_rows(self) -> None:
+        """Whether the rows of a finished run are those that it wrote: once, and again where they change."""
+        with suppress(OSError):
+            changed = (self.path / "rounds.jsonl").stat().st_mtime
+            if changed != self._checked_at:
+                self._checked_at, self._edited = changed, ""
+                try:
+                    SavedRun(self.path).rounds  # noqa: B018
+                except InputError as error:
+                    self._edited = str(error)
+
     @property
     def _written_at(self) -> float:
         for name in ("rounds.jsonl", "run.toml"):
@@ -231,7 +248,7 @@ class WatchedRun:
 
     def _find_phase(self, finished: bool, owner: Owner, silent: float) -> Phase:
         rows = self._rows.values()
-        if self._problem and not self._about:
+        if self._edited or (self._problem and not self._about):
             return "damaged"
         if finished:
             if any(row.stopped for row in rows):
@@ -256,7 +273,7 @@ class WatchedRun:
     def _explain(self, phase: Phase, owner: Owner, silent: float) -> str:
         ago = describe_seconds(silent)
         if phase == "damaged":
-            return self._problem
+            return self._edited or self._problem
         if phase == "interrupted":
             return (
                 f"interrupted or killed {ago} ago{self._describe_checkpoint()}; 'unskew resume {self.path}' continues"
@@ -301,12 +318,16 @@ class Watching:
         """How everything stands."""
         now = time.time() if now is None else now
         self._find()
-        shown = tuple(run.look(now) for _, run in sorted(self._runs.items()) if not run.gone)
+        plan = read_plan(self.folder)
+        place = {name: number for number, name in enumerate(plan)}
+        ordered = sorted(self._runs, key=lambda path: (place.get(path.name, len(plan)), path))
+        shown = tuple(self._runs[path].look(now) for path in ordered if not self._runs[path].gone)
         newest = tuple((run.path, run.done, run.phase) for run in shown)
         if newest != self._last:
             self._last, self._changed_at = newest, now
         self._seen_running = self._seen_running or not all(run.ended for run in shown)
-        return View(shown, self._is_over(shown, now), self._make_notes(shown))
+        awaited = len(place.keys() - {run.path.name for run in shown})
+        return View(shown, self._is_over(shown, awaited, now), self._make_notes(shown), awaited if shown else 0)
 
     def _find(self) -> None:
         for path in [path for path, run in self._runs.items() if run.gone]:
@@ -316,15 +337,15 @@ class Watching:
             if "run.toml" in files:
                 self._runs.setdefault(Path(place), WatchedRun(Path(place)))
 
-    def _is_over(self, shown: Sequence[RunView], now: float) -> bool:
+    def _is_over(self, shown: Sequence[RunView], awaited: int, now: float) -> bool:
         """All runs are finished, and the comparison has its table, or no other run began for a while."""
         if not shown or not all(run.ended for run in shown):
             return False
         if self._is_one(shown):
             return True
-        if self._is_comparison and self._has_table(shown):
+        if not awaited and self._is_comparison and self._has_table(shown):
             return True
-        return not (self._seen_running or self._is_comparison) or now - self._changed_at >= GRACE
+        return not (self._seen_running or self._is_comparison or awaited) or now - self._changed_at >= GRACE
 
     @property
     def _is_comparison(self) -> bool:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from unskew.base.display import show_progress
 from unskew.base.errors import InputError
 from unskew.base.process import default_to_cpu
+from unskew.base.user_code import keep_values
 from unskew.core.checks.faults import naming_own_code
 from unskew.core.method import Method
 from unskew.data.dataset import Dataset
@@ -48,6 +49,7 @@ log = logging.getLogger(__name__)
 
 @naming_own_code()
 @default_to_cpu()
+@keep_values()
 def run(
     method: str | Method = "fedavg",
     *,
@@ -79,6 +81,7 @@ def run(
 
 @naming_own_code()
 @default_to_cpu()
+@keep_values()
 def resume(
     folder: str | Path,
     *,
@@ -113,6 +116,7 @@ def resume(
 
 @naming_own_code()
 @default_to_cpu()
+@keep_values()
 def extend(
     folder: str | Path,
     rounds: int,
@@ -145,6 +149,7 @@ def extend(
 
 @naming_own_code()
 @default_to_cpu()
+@keep_values()
 def open(
     folder: str | Path,
     *,
@@ -168,6 +173,7 @@ def open(
 
 @naming_own_code()
 @default_to_cpu()
+@keep_values()
 def compare(
     methods: str | Sequence[str | Method],
     *,
@@ -212,6 +218,7 @@ def compare(
 
 @naming_own_code()
 @default_to_cpu()
+@keep_values()
 def tune(
     methods: str | Sequence[str | Method],
     grid: Mapping[str, Any] | Sequence[str] | str,

@@ -19,6 +19,7 @@ from unskew.base.text import count_of
 from unskew.base.tree import settle
 from unskew.core.checks.declared import check_declarations, check_idle, check_output, check_patterns, warn_silent
 from unskew.core.checks.faults import Fault, naming
+from unskew.core.checks.guard import Guard
 from unskew.core.checks.returned import describe
 from unskew.core.checks.watching import is_foreign
 from unskew.core.device import Device
@@ -311,14 +312,17 @@ def _refuse_settings(config: Run, method: Method) -> None:
 def build_model(config: Run, data: Dataset) -> Model:
     """The initial model of a resolved run; its weights depend on the seed alone, or are those of `init`."""
     assert config.model is not None
-    number = seeds.derive(config.seed, "model")
+    number, parts = seeds.derive(config.seed, "model"), list(walk_nested(config.method))
+    guard = Guard(parts=parts, streams=False)
     with (
         hold_process(), naming(0, "the model", foreign=True), seeds.seed_everything(config.seed, "model"),
-        seeds.drawing_weights(number, reseeds=config.model.is_foreign or is_foreign(walk_nested(config.method))),
+        seeds.drawing_weights(number, reseeds=config.model.is_foreign or is_foreign(parts)),
     ):  # fmt: skip
         model: object = config.method.remodel(build(config.model, data.shape, data.num_classes), data.num_classes)
     if not isinstance(model, Model):
         raise InputError(f"{config.method.name}.remodel must return a Model(body, head), got {describe(model)}")
+    if changed := guard.find_change():
+        raise InputError(f"{config.method.name}.remodel changes {changed}; let it change nothing but the network")
     if config.init is not None:
         load_weights(model, config.init, config.init_only)
     freeze(model, config.freeze)

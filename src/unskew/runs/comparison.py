@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -13,6 +15,7 @@ from unskew.base.display import Drawable
 from unskew.base.errors import InputError
 from unskew.base.process import neutral_torch
 from unskew.base.registry import construct, to_table
+from unskew.base.storage import write_atomic
 from unskew.base.text import count_of
 from unskew.core.method import Method
 from unskew.data.dataset import Dataset
@@ -25,6 +28,7 @@ from unskew.runs.summary import read_finished
 from unskew.runs.tracked import show_saved
 
 log = logging.getLogger(__name__)
+PLAN = ".planned.json"
 Metric = Literal["last", "last_k", "last_10_percent", "best_on_validation", "best_on_test"]
 
 
@@ -90,7 +94,12 @@ def compare(
         raise InputError(f"'{twice}' is named twice in the comparison; give each method once, with different options")
     loaded = dataset if dataset is not None else load(base.data, data_dir)
     wanted = [construct(Run, {**vars(base), "method": method, "seed": seed}) for seed in seeds for method in methods]
-    return compare_runs(place_runs(wanted, loaded, out / "runs"), announce, elsewhere)
+    places = place_runs(wanted, loaded, out / "runs")
+    _write_plan(out, places)
+    cells = compare_runs(places, announce, elsewhere)
+    with suppress(OSError):
+        (out / PLAN).unlink()
+    return cells
 
 
 def place_runs(wanted: Sequence[Run], data: Dataset, folder: Path) -> list[Place]:
@@ -103,6 +112,22 @@ def place_runs(wanted: Sequence[Run], data: Dataset, folder: Path) -> list[Place
         if run.init is not None or run.freeze:
             building.build_model(run, data)  # a method's network may not fit to the weights
     return [Place(run, data, folder / f"{run.method.name}-seed{run.seed}-{run.hash}") for run in runs]
+
+
+def _write_plan(out: Path, places: Sequence[Place]) -> None:
+    """Leaves the names of all cells while they are played, for who watches; nothing depends on it."""
+    with suppress(OSError):  # whether the folder can be written is said with the first run
+        out.mkdir(parents=True, exist_ok=True)
+        write_atomic(out / PLAN, json.dumps([place.path.name for place in places]).encode())
+
+
+def read_plan(folder: Path) -> list[str]:
+    """The cells that the newest comparison in this folder is to have, begun or not; none where it left no list."""
+    with suppress(OSError, ValueError):
+        found = json.loads((folder / PLAN).read_text(encoding="utf-8"))
+        if isinstance(found, list) and all(isinstance(name, str) for name in found):
+            return found
+    return []
 
 
 def compare_runs(

@@ -175,6 +175,16 @@ def proceed(
         return Loop(prepared.config, prepared.task, folder, watch, executor).run()
 
 
+def _check_last(folder: RunFolder, newest: int) -> None:
+    """Refuses to take an older checkpoint for the end of a finished run."""
+    rows = folder.list_rows()
+    if rows and newest < rows[-1]["round"]:
+        raise InputError(
+            f"{folder.path} is finished after round {rows[-1]['round']}, but its newest whole checkpoint is of round "
+            f"{newest}; restore it, or remove summary.json, then 'unskew resume {folder.path}' goes on from there"
+        )
+
+
 def look(
     path: Path | str,
     *,
@@ -194,6 +204,8 @@ def look(
         found = checkpoint.load_newest(folder.checkpoints, identify(config, task), max(folder.rounds(), default=0))
         if found is None:
             raise InputError(explain_no_checkpoint(folder))
+        if folder.finished:
+            _check_last(folder, found.round)
         remembered, states = (
             SavedStates(folder.checkpoints, snapshot, name)
             for snapshot, name in ((found.remembered, SERVER_NAME), (found.states, NAME))

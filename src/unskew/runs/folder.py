@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
-import json
 import logging
 import os
 import platform
@@ -34,16 +33,16 @@ from unskew.base.errors import InputError, is_from_signal, let_pass
 from unskew.base.json_text import to_json
 from unskew.base.registry import to_table
 from unskew.runs.config import Run, from_table, read_file, read_written_hash
+from unskew.runs.rows import is_row, is_summary, parse
 
 log = logging.getLogger(__name__)
 Row = dict[str, Any]
-SUMMARY = {"method", "data", "rounds", "accuracy", "personal", "loss", "bytes_up", "bytes_down", "seconds", "diverged"}
-"""What every summary.json holds, at least."""
 KNOWN = ("plugins", "method", "data", "model", "split", "augment", "wire", "init")
 """What the user's code may be in, and what a program may hand over: taken from a run that is known."""
 
 
 SUMMARY_FILE = "summary.json"
+CONFUSION = ("confusion.csv", "personal_confusion.csv")
 FILES = (
     "run.toml", "split.json", "labels.json", "rounds.jsonl", "clients.jsonl", "model.safetensors", "per_class.csv",
     "confusion.csv", "personal_per_class.csv", "personal_confusion.csv", SUMMARY_FILE, "tracking.json", "profile.json",
@@ -245,6 +244,13 @@ class RunFolder:
         """The row of each round; the last one written counts."""
         return {row["round"]: row for row in self._rows("rounds.jsonl", "round")}
 
+    def list_rows(self) -> list[Row]:
+        """The rows of the rounds in their order; of a finished run those that it wrote, or an error."""
+        found = [row for _, row in sorted(self.rounds().items())]
+        if self.finished and isinstance(files := self.summary().get("files", {}), dict):
+            self.check_finished_rows(found, files)
+        return found
+
     def client_rows(self) -> Iterator[Row]:
         """All rows about clients, one at a time: there may be millions."""
         return self._rows("clients.jsonl", "round", "client")
@@ -252,13 +258,14 @@ class RunFolder:
     def summary(self) -> Row:
         """The figures of a finished run."""
         try:
-            found: Row = json.loads((self.place / "summary.json").read_text(encoding="utf-8"))
+            found = parse((self.place / "summary.json").read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             let_pass(error)
             raise self._damaged("summary.json", str(error)) from None
-        if not isinstance(found, dict) or not found.keys() >= SUMMARY:
+        if not is_summary(found):
             raise self._damaged("summary.json", "it lacks figures that every run has")
-        return found
+        read: Row = found
+        return read
 
     def _damaged(self, name: str, why: str) -> InputError:
         return InputError(
@@ -333,7 +340,7 @@ class RunFolder:
         if hashlib.sha256(content).hexdigest() != mark[1]:
             raise InputError(
                 f"{self.path / 'rounds.jsonl'} was edited: its rows up to round {done} are not those that were "
-                "written; restore it, or remove it to run these rounds again"
+                "written; restore it, or remove it (of a finished run, summary.json too) to run these rounds again"
             )
 
     def write_text(self, name: str, text: str) -> None:
@@ -377,9 +384,18 @@ class RunFolder:
                 self.path / _CLIENTS, left, size,
             )  # fmt: skip
 
+    def check_table(self, name: str) -> None:
+        """An error where a table beside the figures of a finished run is not the one that the run wrote."""
+        files = self.summary().get("files") if self.finished else None
+        known = files.get(name) if isinstance(files, dict) else None  # an earlier version noted none
+        if known is not None and known != _digest((self.place / name).read_bytes()):
+            raise InputError(f"{self.path / name} was edited: it is not the table that the run wrote; restore it")
+
     def mark_files(self, model: bytes, rows: list[Row]) -> Row:
         """What tells later whether the files of the finished run are as they were left, the times in rows aside."""
-        return {_MODEL: _digest(model), _ROUNDS: _digest_rows(rows), _CLIENTS: self._count_client_rows()}
+        tables = (path for name in CONFUSION if (path := self.place / name).is_file())
+        return {_MODEL: _digest(model), _ROUNDS: _digest_rows(rows), _CLIENTS: self._count_client_rows(),
+                **{path.name: _digest(path.read_bytes()) for path in tables}}  # fmt: skip
 
     def _count_client_rows(self) -> int:
         path = self.place / _CLIENTS
@@ -399,14 +415,11 @@ class RunFolder:
             return
         with path.open("rb") as lines:
             for number, line in enumerate(lines, 1):
-                try:
-                    row = json.loads(line)
-                except ValueError:
-                    row = None
-                if not isinstance(row, dict) or not all(isinstance(row.get(key), int) for key in keys):
+                if not is_row(row := parse(line), *keys):
                     raise InputError(
                         f"{self.path / name} is damaged at line {number}: expected a JSON object with "
-                        f"{' and '.join(keys)}; remove that line, or start the run again in another folder"
+                        f"{' and '.join(keys)}, and figures as a run writes them; remove that line, or start the run "
+                        "again in another folder"
                     )
                 yield row
 

@@ -44,6 +44,7 @@ def read_confusion(folder: Path, personal: bool = False) -> Confusion:
     """The confusion matrix that a finished run left; `personal`: of the clients' models beside the global one."""
     path = folder / f"{FIGURES['personal_figures' if personal else 'figures']}confusion.csv"
     try:
+        RunFolder.at(folder).check_table(path.name)
         (_, *classes), *rows = csv.reader(path.read_text(encoding="utf-8").splitlines())
         counts = np.array([[int(value) for value in row[1:]] for row in rows], np.int64)
         if counts.shape != (len(classes), len(classes)) or [row[0] for row in rows] != classes or counts.min() < 0:

@@ -80,6 +80,7 @@ class Loop:
     def run(self, server: Groups | None = None) -> Result:
         """Runs all rounds; `server` is the initial state, made here if it is not given and there is no checkpoint."""
         result, loaded = None, user_code.Loaded()
+        user_code.say_unseeded()
         with prepare_process(self.config.execution.threads), self.task.device.set_tf32():
             executor = self._make_executor(self.config, self.task)
             try:
@@ -168,6 +169,8 @@ class Loop:
             self.rows = {number: row for number, row in self.known.items() if number <= found.round}
             self.saved = found.round
             self._check_shapes(found)
+            if hasattr(executor, "one_by_one"):
+                executor.one_by_one.update(self.rows[found.round].get("one_by_one", ()))
             log.info("resuming after round %d", found.round)
             self._go_on_from(found.round)
             self.tracking.begin(self.rows)
@@ -238,6 +241,8 @@ class Loop:
             row.setdefault("seconds", {})["evaluate"] = time.perf_counter() - began
             if done.number and not _are_finite([figures, *client_rows]):
                 row["diverged"] = True
+            if alone := getattr(executor, "one_by_one", None):
+                row["one_by_one"] = sorted(alone)
             with naming(done.number, "a measure"):
                 self.recorder.record(done, self.rows)
         self._warn(row, done)

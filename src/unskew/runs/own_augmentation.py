@@ -27,7 +27,10 @@ def try_augmentation(augment: Transform, data: Dataset, seed: int) -> None:
     x = data.train.x[:SAMPLES]
     with naming(0, "the augmentation", foreign=True), seeds.seed_everything(seed, "augment"):
         for turn in range(TURNS):
-            draws = _draw(augment, x, seeds.generator(seed, "augment", turn))
+            draws, again = (_draw(augment, x, seeds.generator(seed, "augment", turn)) for _ in range(2))
+            if not torch.equal(draws.numbers, again.numbers):
+                what = "gives other numbers for the same rng, so that no run could be repeated"
+                raise Fault(augment, "draw", f"{what}; draw from rng alone, and count nothing")
             whole = _apply(augment, x, draws, data)
             if not torch.equal(whole, _apply(augment, x, draws, data)):
                 raise Fault(augment, "apply", "gives something else for the same draws; draw in draw(n, shape, rng)")

@@ -33,7 +33,8 @@ class Result(Drawable):
 
     def __repr__(self) -> str:  # that of the fields would be pages of rows and weights
         about = f"{self.run.method} on {self.run.data}, seed {self.run.seed}"
-        return f"<result of {about}: accuracy {self.accuracy:.4f} after {count_of(self.summary['rounds'], 'round')}>"
+        rounds = count_of(self.summary["rounds"], "round") + ", diverged" * self.diverged
+        return f"<result of {about}: accuracy {self.accuracy:.4f} after {rounds}>"
 
     @property
     def accuracy(self) -> float:

@@ -54,6 +54,7 @@ class SavedRun(Drawable):
 
     def __repr__(self) -> str:
         state = "finished" if self.finished else f"unfinished, {len(self.rounds) - 1} rounds"
+        state += ", diverged" * any(row.get("diverged") for row in self.rounds)
         return f"<run {self.path}: {self.config.method} on {self.config.data}, {state}>"
 
     @property
@@ -81,10 +82,7 @@ class SavedRun(Drawable):
     @cached_property
     def rounds(self) -> list[Row]:
         """The row of each round so far, from round 0 on, the initial model."""
-        found = [row for _, row in sorted(self._folder.rounds().items())]
-        if self.finished and isinstance(files := self._folder.summary().get("files", {}), dict):
-            self._folder.check_finished_rows(found, files)
-        return found
+        return self._folder.list_rows()
 
     def to_frame(self) -> Any:
         """The rounds as a pandas frame: a row a round, nested figures as columns such as `personal.mean`."""
@@ -182,16 +180,22 @@ class SavedRun(Drawable):
         shape = tuple(known.shape[1:])
         if isinstance(images, Samples):
             images = images.x
+        if np.ma.isMaskedArray(images):
+            raise InputError("predict: got a masked array; fill in its values, or drop what is masked")
         x = images.detach() if isinstance(images, Tensor) else np.asarray(images)
-        if isinstance(x, Tensor) and x.device.type == "meta":
-            raise InputError("predict: got a tensor on device 'meta', which holds no values; make it on the CPU")
+        if isinstance(x, Tensor) and (x.device.type == "meta" or x.layout is not torch.strided):
+            kind = "on device 'meta', which holds no values" if x.device.type == "meta" else f"of layout {x.layout}"
+            raise InputError(f"predict: got a tensor {kind}; make an ordinary one on the CPU")
+        if (x.dtype in (torch.bool, np.bool_)) or (isinstance(x, np.ndarray) and x.dtype.kind not in "iuf"):
+            raise InputError(f"predict: expected images of numbers, got {str(x.dtype).removeprefix('torch.')}")
         if tuple(x.shape[1:]) != shape and x.ndim == len(shape) + 1:
             x = to_inputs(x.numpy() if isinstance(x, Tensor) else x, "predict")
         if tuple(x.shape[1:]) != shape:
             raise InputError(
                 f"predict: expected images of shape [N, {', '.join(map(str, shape))}], got {list(x.shape)}"
             )
-        found = x if isinstance(x, Tensor) else torch.from_numpy(np.ascontiguousarray(x))
+        # torch takes the machine's order of bytes alone
+        found = x if isinstance(x, Tensor) else torch.from_numpy(np.ascontiguousarray(x, x.dtype.newbyteorder("=")))
         if found.is_floating_point() != known.is_floating_point():
             wanted = "floats, scaled as its samples are" if known.is_floating_point() else "uint8, from 0 to 255"
             raise InputError(f"predict: the run was trained on {wanted}; got {str(found.dtype).removeprefix('torch.')}")

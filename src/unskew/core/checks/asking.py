@@ -104,6 +104,7 @@ def ask_server(
         guard = Guard(task.is_first(slot), task.watched_parts)
         guard.hold("server", server or {})
         guard.hold("s.initial", s.initial)
+        guard.hold_fields("s.settings", s.settings)
         s.per_client.watch(guard.hold)
         value = _call(task, slot, function, given, guard)
         found = _check(task, slot, Asked(task.method, task.own_slots, s, server or {}), value)
@@ -124,6 +125,7 @@ def ask_weigh(task: Task, s: ServerContext, replies: Sequence[Reply]) -> Any:
         if isinstance(reply.groups, dict):  # not those that wait on disk
             guard.hold(f"the reply of client {reply.client}", reply.groups)
     guard.hold("s.initial", s.initial)
+    guard.hold_fields("s.settings", s.settings)
     s.per_client.watch(guard.hold)
     try:
         return _call(task, "weigh", task.method.weigh, (s, tuple(replies)), guard)

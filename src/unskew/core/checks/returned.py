@@ -108,7 +108,7 @@ def describe(value: Any) -> str:
         return "None (is a return missing?)"
     if isinstance(value, Tensor):
         kind = "" if value.dtype is torch.float32 else f" ({_kind(value)})"
-        return f"a tensor of shape {list(value.shape)}{kind}"
+        return f"a tensor of shape {list(value.shape)}{kind}{' without data (device meta)' if value.is_meta else ''}"
     if isinstance(value, nn.Module):
         return f"a module ({type(value).__name__}); its parameters are a tree"
     if isinstance(value, dict):
@@ -324,7 +324,8 @@ def check_reply(asked: Asked, value: Any) -> Groups:
 def check_weight(asked: Asked, value: Any) -> Any:
     """A number, or a tensor without dimensions."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if number or (isinstance(value, Tensor) and value.dim() == 0 and value.dtype is not torch.bool):
+    plain = isinstance(value, Tensor) and value.dtype is not torch.bool and not value.is_complex()
+    if number or (plain and value.dim() == 0 and not value.is_meta):
         return value.detach() if isinstance(value, Tensor) else torch.tensor(float(value), dtype=torch.float64)
     raise Wrong(f"must return a number or a tensor of one without dimensions, got {describe(value)}")
 
@@ -332,9 +333,9 @@ def check_weight(asked: Asked, value: Any) -> Any:
 def check_scores(asked: Asked, value: Any, x: Tensor) -> Tensor:
     """[B, C] scores of a batch."""
     wanted = [len(x), asked.context.num_classes]
-    if not isinstance(value, Tensor) or list(value.shape) != wanted or not value.is_floating_point():
+    if not isinstance(value, Tensor) or list(value.shape) != wanted or not value.is_floating_point() or value.is_meta:
         raise Wrong(f"must return scores, a floating tensor of shape {wanted}, got {describe(value)}")
-    return value
+    return value.detach()
 
 
 CHECKS: dict[str, Callable[..., Any]] = {
@@ -363,7 +364,7 @@ round loop; `own_terms` and `remodel` before the run."""
 
 def check_loss(part: Any, slot: str, value: Any) -> Tensor:
     """A loss is a tensor without dimensions."""
-    if isinstance(value, Tensor) and not value.dim():
+    if isinstance(value, Tensor) and not value.dim() and not value.is_meta:
         return value
     if part is None:
         raise Fault(

@@ -23,6 +23,7 @@ from unskew.core.checks.faults import Fault, mark_spoilt, title
 from unskew.core.checks.guard import Guard
 from unskew.core.checks.returned import find_loss_slot
 from unskew.core.checks.watching import CHANGES, hold_batch
+from unskew.core.slots import overrides
 
 if TYPE_CHECKING:
     from unskew.core.context import Context, LocalGradient
@@ -107,9 +108,12 @@ def _ask_term(c: Any, term: Any, params: Tree, batch: Batch) -> Any:
 def refuse_unused(c: Context, gradient: LocalGradient, params: Tree, batch: Any, grads: Tree) -> None:
     """A fault where the loss of a step depends on no parameter: all would stay as they are."""
     owner: Any = getattr(gradient, "__self__", None)
-    if not hasattr(owner, "criterion") or not isinstance(batch, Batch) or any(map(_moves, grads.values())):
+    if not hasattr(owner, "criterion") or not isinstance(batch, Batch):
         return
-    if any(map(is_batched, params.values())):  # one of the stack's clients also works alone
+    # a correction moves the parameters whatever the loss is
+    hidden = c.round == 1 and overrides(owner, "correction") and not overrides(owner, "gradient")
+    moved = not hidden and any(map(_moves, grads.values()))
+    if moved or any(map(is_batched, (batch.x, *params.values()))):  # one of the stack's clients also works alone
         return
     leaves = {name: value.detach().clone().requires_grad_(name in c.trainable) for name, value in params.items()}
     wanted = [leaves[name] for name in c.trainable]

@@ -130,6 +130,7 @@ def _show_watched(observer: Observer, hook: str, function: Any, c: Context, give
     if not _has(kind, hook):
         return
     closely = c.closely and (hook == "trained" or c.diagnostics.steps == 1)
+    given = (tree.copy(given[0]), *given[1:])  # it may remember them, and the loop's own change with the next step
     parts = [observer] if isinstance(observer, Component) else []  # a plain observer may remember what it saw
     guard = Guard(closely, parts, streams=hook == "trained")  # else `train` is watched as a whole
     for what, value in zip(_SHOWN[hook], given, strict=True):

@@ -26,6 +26,10 @@ PATIENCE = 120.0
 HOLD, LOOK = 20.0, 0.15
 """Seconds for which the executor of apps is kept waiting for work, and between two looks for it meanwhile."""
 _PAUSE = 5.0
+LINGER = 15.0
+"""Seconds for which a node whose main thread has died may stay: others of its threads may keep it for ever."""
+_DIED = "sys.exit(flower_supernode())"
+"""What the traceback of its main thread begins with."""
 _FATAL = {
     "CERTIFICATE_VERIFY_FAILED": "its certificate is not signed by this folder's ca.crt; copy the site's folder from "
                                  "the server's machine again",
@@ -75,13 +79,18 @@ class _Node:
             time.sleep(_PAUSE)
 
     def _watch(self, node: subprocess.Popen[bytes], relay: Relay, began: int) -> None:
-        """Waits for its end; says when it is connected."""
-        connected = False
+        """Waits for its end, or until it is as good as ended; says when it is connected."""
+        connected, died = False, None
         while node.poll() is None and relay.works:
             time.sleep(0.5)
-            if not connected and "SuperNode ID: " in self._read_log(began):
+            said = self._read_log(began)
+            if not connected and "SuperNode ID: " in said:
                 connected, self.refused_since = True, None
                 self.say(f"{self.about.name}: connected to {self.about.server}")
+            if _DIED in said:
+                died = died or time.monotonic()
+                if time.monotonic() - died > LINGER:
+                    return
 
     def _consider(self, said: str) -> None:
         """Goes on, or raises where another try cannot help."""

@@ -10,6 +10,9 @@ answer of a kind that is not known here is passed on at once.
 
 Flower hands out a message once. A site that was cut off while it was held would lose it, so the last message for each
 site is kept until the site acts on it, and given once more if the site asks anew instead.
+
+Who waits for the answer of a killed site learns of it only while Flower takes the site to be gone. A site that came
+back the moment after would never be missed, and waited for until the round's end; it is let in some seconds later.
 """
 
 from __future__ import annotations
@@ -54,6 +57,11 @@ _HOP = {
 }
 _KEY = b"flwr-public-key"
 """The header by which a site is known; Flower has checked its signature when it answers."""
+MISSED = 60.0
+"""Seconds after a site's last sign of life when Flower takes it to be gone."""
+MARGIN = 5.0
+"""Seconds around that moment in which it is not let in again; who waits for it asks every second."""
+_SIGNS = {"activate-node": MISSED, "send-node-heartbeat": MISSED, "deactivate-node": 0.0}
 _MOST_REFUSALS = 1000
 _READY = 30.0
 _QUIET = 0.05
@@ -216,6 +224,8 @@ class _Passage:
         self._relay, self._door = relay, door
         self._unread: dict[bytes, httpx.Response] = {}
         """Messages that sites were given and have not acted on yet, by their keys."""
+        self._gone_at: dict[bytes, float] = {}
+        """When Flower takes sites to be gone if nothing more is heard of them, by their keys."""
         self._allowed = re.compile(rf"/v1/{door.interface}/([a-z-]+)")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -244,11 +254,15 @@ class _Passage:
         headers = [(name, value) for name, value in scope["headers"] if name not in _HOP]
         if found[1] not in ("pull-messages", "send-node-heartbeat"):
             self._unread.pop(given.get(_KEY, b""), None)
+        if found[1] == "activate-node":
+            await self._let_be_missed(given.get(_KEY, b""))
         nothing = _NOTHING_YET.get(found[1])
         if nothing is None or int(length) > _HELD_LIMIT:
             is_push = found[1].startswith("push-")
             with self._relay.pushing(self._door.interface) if is_push else contextlib.nullcontext():
                 response = await self._relay.ask(path, headers, _read_body(receive))
+            if response.status_code == 200 and found[1] in _SIGNS and _KEY in given:
+                self._gone_at[given[_KEY]] = asyncio.get_running_loop().time() + _SIGNS[found[1]]
             await _hand_back(response, send)
             return
         content = b"".join([part async for part in _read_body(receive)])
@@ -257,6 +271,12 @@ class _Passage:
             held = await self._keep_until_read(given[_KEY], held)
         if held is not None:
             await _hand_back(held, send)
+
+    async def _let_be_missed(self, key: bytes) -> None:
+        """Waits out the moment when Flower takes this site to be gone."""
+        left = self._gone_at.get(key, 0.0) + MARGIN - asyncio.get_running_loop().time()
+        if 0 < left < 2 * MARGIN:
+            await asyncio.sleep(left)
 
     async def _wait_for_more(
         self, path: str, headers: list[tuple[bytes, bytes]], content: bytes, receive: Receive, nothing: bytes

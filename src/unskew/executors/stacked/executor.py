@@ -10,7 +10,6 @@ import itertools
 import logging
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from typing import Any, ClassVar, cast
 
 import torch
@@ -31,7 +30,7 @@ from unskew.executors.serial import Serial
 from unskew.executors.stacked.context import LaneData, StackedContext
 from unskew.executors.stacked.lanes import CheckedLaneDiagnostics, LaneDiagnostics, Lanes, NotStackable
 from unskew.executors.stacked.layers import StackedLayers
-from unskew.executors.stacked.trial import ADVICE, Trials, find_gap
+from unskew.executors.stacked.trial import ADVICE, Trial, Trials, find_gap
 
 log = logging.getLogger(__name__)
 
@@ -48,15 +47,10 @@ class Stacked:
         self._layers = StackedLayers(task)
         self._serial = Serial(task)
         self._trials = Trials(task)
-        self._one_by_one: set[str] = set()
+        self.one_by_one: set[str] = set()
+        """Kinds of work that turned out not to stack; rows keep them for a resumed run."""
         if not task.method.stackable:
             log.warning("%s says that its clients cannot be stacked; they work one by one", task.method.name)
-            self._one_by_one = {"train", "survey", "personal"}
-
-    @property
-    def fell_back(self) -> bool:
-        """Whether any kind of work turned out to be possible one by one only."""
-        return bool(self._one_by_one)
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Reply]:
         """A reply for each job, in order."""
@@ -76,8 +70,8 @@ class Stacked:
         return jobs
 
     def _run_chunk(self, jobs: list[Job]) -> Iterable[Reply]:
-        kind = jobs[0].kind
-        if jobs[0].client < 0 or kind in self._one_by_one:
+        kind, number = jobs[0].kind, jobs[0].round
+        if jobs[0].client < 0 or not self.task.method.stackable or kind in self.one_by_one:
             return self._serial.run(jobs)
         try:
             self._try_both_ways(self._trials.pick(jobs))
@@ -88,23 +82,37 @@ class Stacked:
             # what the clients were sent is no longer what it was; or it would not fail again
             fault = find_spoiler(error) or (error if isinstance(error, Fault) and error.final else None)
             if fault is not None:
-                raise client_error(fault, jobs[0].client, jobs[0].round) from error
+                raise client_error(fault, jobs[0].client, number) from error
             # a real fault of a client shows itself again there, with the client's name
             replies = list(self._serial.run(jobs))
             log.warning(
                 "%s of %s cannot run for many clients at once (%s: %s); clients work one by one",
                 kind, self.task.method.name, type(error).__name__, one_line(error),
             )  # fmt: skip
-            self._one_by_one.add(kind)
+            self.one_by_one.add(kind)
             return replies
 
-    def _try_both_ways(self, jobs: list[Job]) -> None:
+    def _try_both_ways(self, trial: Trial | None) -> None:
         """Lets some clients work at once and alone, and refuses to stack where that makes a difference."""
-        if not jobs:
+        if trial is None:
             return
-        task = replace(self.task, wire=None, observers=())
+        task, jobs = trial.task, trial.jobs
         with seeds.preserve_global_generator():
-            gap = find_gap(task, jobs, Stacked(task, len(jobs))._run_at_once(jobs), list(Serial(task).run(jobs)))
+            try:
+                many: Any = Stacked(task, len(jobs))._run_at_once(jobs)
+            except CAUGHT as error:
+                if not trial.cut or is_from_signal(error):
+                    raise
+                many = error
+            try:
+                alone = list(Serial(task).run(jobs))
+            except CAUGHT as error:
+                if trial.cut and not is_from_signal(error):
+                    return  # so little data are too little
+                raise
+        if isinstance(many, BaseException):
+            raise many
+        gap = find_gap(task, jobs, many, alone)
         if gap is not None:
             raise NotStackable(f"{gap} from working alone; {ADVICE}")
 

@@ -7,6 +7,7 @@
   const DASHES = ["solid", "dashed", "dotted"];
   const NARROW = 640;
   const FEW = 6; // beyond, names stand at the ends of lines
+  const SPARSE = 12; // a line of so few points shows them: between two of them nobody looked
   const charts = [];
   let printing = false;
 
@@ -42,13 +43,17 @@
     while (value >= 1000 && place < 4) { value /= 1000; place++; }
     return `${value >= 100 || place === 0 ? Math.round(value) : +value.toFixed(1)} ${units[place]}`;
   };
-  const seconds = (value) => (value >= 7200 ? `${+(value / 3600).toFixed(1)} h` : value >= 120 ? `${+(value / 60).toFixed(1)} min` : `${+value.toFixed(value < 10 ? 1 : 0)} s`);
+  const seconds = (value) => (value >= 7200 ? `${+(value / 3600).toFixed(1)} h` : value >= 120 ? `${+(value / 60).toFixed(1)} min` : `${+value.toFixed(value < 1 ? 2 : value < 10 ? 1 : 0)} s`);
   const mean = (values) => values.reduce((a, b) => a + b, 0) / values.length;
   const deviation = (values) => {
     const middle = mean(values);
     return values.length > 1 ? Math.sqrt(values.reduce((a, b) => a + (b - middle) ** 2, 0) / (values.length - 1)) : 0;
   };
-  const cut = (text, most) => (text.length <= most ? text : text.slice(0, most - 1) + "…");
+  /** A long text without its middle: names often differ at their ends alone. */
+  const cut = (text, most) => {
+    const tail = Math.floor(most * 0.45);
+    return text.length <= most ? text : `${text.slice(0, most - 1 - tail)}…${text.slice(text.length - tail)}`;
+  };
 
   // ------------------------------------------------------------------------------ drawing and redrawing
 
@@ -84,7 +89,14 @@
     waiting = setTimeout(() => charts.forEach((chart) => { if (chart.box.clientWidth !== chart.width) redraw(chart); }), 120);
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redrawAll);
-  const print = (on) => { if (printing !== on) { printing = on; redrawAll(); } };
+  const print = (on) => {
+    if (printing === on) return;
+    printing = on;
+    reveal();
+    if (on) facts.settings.forEach((_, place) => prepare(place)); // paper has no tabs to click
+    while (queue.length) queue.shift()();
+    redrawAll();
+  };
   addEventListener("beforeprint", () => print(true));
   addEventListener("afterprint", () => print(false));
   matchMedia("print").addEventListener("change", (event) => print(event.matches));
@@ -117,7 +129,11 @@
       : { width: nameRoom(width, names) };
     return {
       type: "category", data: names, inverse: true, ...axisLooks(), splitLine: { show: false }, z: above ? 5 : 0,
-      axisLabel: { color: theme.ink, fontSize: 11.5, interval: 0, overflow: "truncate", hideOverlap: false, ...placed },
+      axisLabel: {
+        color: theme.ink, fontSize: 11.5, interval: 0, overflow: "truncate", hideOverlap: false,
+        formatter: (name) => (10 + 6.8 * name.length <= placed.width + 1 ? name : cut(name, Math.max(10, Math.floor(placed.width / 7.4)))),
+        ...placed,
+      },
     };
   };
   const rowsHigh = (width, names) => names.length * (stacks(width, names) ? 44 : printing && names.length > 30 ? 18 : 25);
@@ -163,7 +179,7 @@
     const box = make("div", { class: "lines", role: "group", "aria-label": "methods" });
     const buttons = new Map();
     for (const name of names) {
-      const button = make("button", { title: name, "data-method": name, "aria-pressed": "true" }, make("i"), make("b"), make("span", {}, name));
+      const button = make("button", { title: name, "data-method": name, "aria-pressed": "true" }, make("i"), make("b"), make("span", {}, cut(name, 34)));
       button.addEventListener("click", (event) => {
         const alone = names.every((other) => hidden.has(other) === (other !== name));
         if (event.detail === 2 || event.altKey || event.shiftKey || event.ctrlKey || event.metaKey) {
@@ -293,7 +309,7 @@
           });
         }
         series.push({
-          type: "line", name, data: points.map(([x, y]) => [x, y]), showSymbol: points.length === 1, symbol: "circle", symbolSize: points.length === 1 ? 7 : 5,
+          type: "line", name, data: points.map(([x, y]) => [x, y]), showSymbol: points.length <= SPARSE, symbol: "circle", symbolSize: points.length === 1 ? 7 : 5,
           lineStyle: { width: grey ? 1.1 : 2, color: colour, type: dash }, itemStyle: { color: colour }, z: grey ? 2 : 3,
           emphasis: { focus: "series", lineStyle: { width: 3 } }, blur: { lineStyle: { opacity: 0.25 } },
         });
@@ -338,7 +354,9 @@
     if (!beside) {
       if (lines.box.parentNode !== box.parentNode) box.before(lines.box);
       lines.box.style.width = lines.box.style.height = lines.box.style.left = "";
-      lines.buttons.forEach((button, name) => { button.style.top = ""; tellLast(button, curves[name]); });
+      const last = (name) => (curves[name] && curves[name].length ? curves[name][curves[name].length - 1][1] : -Infinity);
+      const order = names.length > FEW ? names.slice().sort((a, b) => last(b) - last(a)) : names; // the best in sight
+      lines.buttons.forEach((button, name) => { button.style.top = ""; button.style.order = order.indexOf(name); tellLast(button, curves[name]); });
       return;
     }
     box.append(lines.box);
@@ -519,15 +537,18 @@
     });
   }
 
-  function drawLayers(body, maps, word, unit) {
-    const names = Object.keys(maps);
-    const state = { method: names[0] };
-    let again = () => {};
-    if (names.length > 1) body.append(make("div", { class: "tools" }, select("method", names.map((n) => [n, n]), (name) => { state.method = name; again(); })));
+  /** One chart for what each method has, with a choice of the method. */
+  function drawEach(body, byMethod, build) {
+    const names = Object.keys(byMethod);
+    let method = names[0], again = () => {};
+    if (names.length > 1) body.append(make("div", { class: "tools" }, select("method", names.map((n) => [n, n]), (name) => { method = name; again(); })));
     const box = make("div", { class: "chart" });
     body.append(box);
-    again = draw(box, (width) => {
-      const map = maps[state.method];
+    again = draw(box, (width) => build(byMethod[method], width));
+  }
+
+  function drawLayers(body, maps, word, unit) {
+    drawEach(body, maps, (map, width) => {
       const cells = [];
       map.values.forEach((row, y) => row.forEach((value, x) => { if (value != null) cells.push([x, y, value]); }));
       const values = cells.map((cell) => cell[2]);
@@ -563,14 +584,14 @@
         } }),
         series: [
           { type: "boxplot", boxWidth: [6, 12], itemStyle: { color: theme.soft, borderColor: theme.accent, borderWidth: 1.4 }, data: names.map((name) => setting.boxes[name].five) },
-          { type: "scatter", name: "clients of the worst tenth", symbolSize: 4, itemStyle: { color: "#D55E00", opacity: 0.35 }, data: names.flatMap((name, place) => setting.boxes[name].worst.map((value) => [value, place])) },
+          { type: "scatter", name: "clients of the worst tenth", symbolSize: 6, itemStyle: { color: "#D55E00", opacity: 0.6 }, data: names.flatMap((name, place) => setting.boxes[name].worst.map((value) => [value, place])) },
           { type: "scatter", name: "worst tenth", symbol: "diamond", symbolSize: 11, itemStyle: { color: "#D55E00", borderColor: theme.paper, borderWidth: 1 }, data: names.map((name, place) => [setting.boxes[name].worst_tenth, place]) },
         ],
       },
     }));
   }
 
-  const KINDS = { local: ["clients", "#0072B2"], aggregate: ["merging", "#E69F00"], evaluate: ["tests", "#009E73"], measure: ["measures", "#CC79A7"] };
+  const KINDS = { local: ["clients", "#0072B2"], aggregate: ["merging", "#E69F00"], evaluate: ["tests", "#94A3B3"], measure: ["measures", "#CC79A7"] };
 
   function drawSeconds(body, setting) {
     const box = make("div", { class: "chart" });
@@ -591,14 +612,7 @@
   }
 
   function drawWeights(body, setting) {
-    const names = Object.keys(setting.weights);
-    const state = { method: names[0] };
-    let again = () => {};
-    if (names.length > 1) body.append(make("div", { class: "tools" }, select("method", names.map((n) => [n, n]), (name) => { state.method = name; again(); })));
-    const box = make("div", { class: "chart" });
-    body.append(box);
-    again = draw(box, (width) => {
-      const visits = setting.weights[state.method];
+    drawEach(body, setting.weights, (visits) => {
       const points = (late) => visits.filter((visit) => visit.straggler === late).map((visit) => ({ value: [visit.round, 100 * visit.share], visit }));
       const late = points(true);
       return {
@@ -663,7 +677,7 @@
             yAxis: valueAxis("", { splitNumber: 4, axisLabel: { formatter: (v) => String(+v.toPrecision(4)) } }),
             tooltip: tooltip({ trigger: "axis", formatter: (items) => `<b>round ${items[0].value[0]}</b>` + items.slice().sort((a, b) => b.value[1] - a.value[1]).slice(0, 12).map((item) => `<br>${swatch(item.color)}${escapeText(cut(item.seriesName, 30))}: ${number(item.value[1], 3)}`).join("") }),
             series: names.filter((name) => name in own.curves && !hidden.has(name)).map((name) => ({
-              type: "line", name, data: own.curves[name], showSymbol: own.curves[name].length === 1, symbolSize: 6, z: looks[name].grey ? 2 : 3,
+              type: "line", name, data: own.curves[name], showSymbol: own.curves[name].length <= SPARSE, symbolSize: own.curves[name].length === 1 ? 6 : 4, z: looks[name].grey ? 2 : 3,
               lineStyle: { width: looks[name].grey ? 1 : 1.8, color: looks[name].colour, type: looks[name].dash }, itemStyle: { color: looks[name].colour }, emphasis: { focus: "series" },
             })),
           },
@@ -718,6 +732,24 @@
     }));
   }
 
+  /** Long names stand without their middle; a click on one shows all of them whole, and back. */
+  function nameRows(table) {
+    const cells = [...table.querySelectorAll("tbody td:first-child")];
+    const paint = () => {
+      const most = table.classList.contains("whole") ? Infinity : innerWidth < NARROW ? 18 : 38;
+      cells.forEach((cell) => (cell.querySelector("code").textContent = cut(cell.dataset.value, most)));
+    };
+    cells.forEach((cell) => cell.addEventListener("click", () => { table.classList.toggle("whole"); paint(); }));
+    addEventListener("resize", paint);
+    paint();
+  }
+
+  /** A table that needs more room than the text has takes what the window has. */
+  function widen(table) {
+    const box = table.parentNode;
+    box.classList.toggle("wide", box.classList.contains("wide") || table.scrollWidth > box.clientWidth + 1);
+  }
+
   function save(name, text) {
     const link = make("a", { href: URL.createObjectURL(new Blob([text], { type: "text/plain" })), download: name });
     link.click();
@@ -733,6 +765,7 @@
   };
   const drawn = new Set();
   const queue = [];
+  let shown = 0;
 
   /** Draws what is waiting, part by part, so that the page can be read meanwhile. */
   function drawNext() {
@@ -742,25 +775,83 @@
     else document.documentElement.dataset.ready = String(Math.round(performance.now()));
   }
 
-  function show(place) {
-    document.querySelectorAll(".setting").forEach((own) => (own.hidden = own.dataset.setting !== String(place)));
-    document.querySelectorAll("[data-tab]").forEach((tab) => tab.setAttribute("aria-selected", String(tab.dataset.tab === String(place))));
-    if (drawn.has(place)) { charts.forEach((chart) => { if (!chart.instance || chart.box.clientWidth !== chart.width) redraw(chart); }); return; }
+  /** On the screen the open setting is shown, on paper all of them. */
+  function reveal() {
+    document.querySelectorAll(".setting").forEach((own) => (own.hidden = !printing && own.dataset.setting !== String(shown)));
+  }
+
+  /** Puts the parts of a setting into the queue, once. */
+  function prepare(place) {
+    if (drawn.has(place)) return;
     drawn.add(place);
     document.querySelectorAll(`.setting[data-setting="${place}"] section.part`).forEach((section) => {
       const act = PARTS[section.dataset.part], body = section.querySelector(".body");
       if (act && body) queue.push(() => act(body, facts.settings[place]));
     });
+  }
+
+  function show(place) {
+    shown = place;
+    reveal();
+    document.querySelectorAll("[data-tab]").forEach((tab) => tab.setAttribute("aria-selected", String(tab.dataset.tab === String(place))));
+    charts.forEach((chart) => { if (chart.box.clientWidth !== chart.width) redraw(chart); });
+    prepare(place);
     setTimeout(drawNext);
   }
 
-  document.querySelectorAll("table.figures").forEach(sortable);
+  document.querySelectorAll("table.figures").forEach((table) => { sortable(table); nameRows(table); widen(table); });
   document.querySelectorAll("[data-file]").forEach((button) => button.addEventListener("click", () => {
     const setting = facts.settings[+button.closest("section").dataset.of];
     save(`table.${button.dataset.file}`, setting.files[button.dataset.file]);
   }));
   document.querySelectorAll("[data-tab]").forEach((tab) => tab.addEventListener("click", () => show(+tab.dataset.tab)));
   document.querySelectorAll('section[data-part="ranks"]').forEach((section) => drawRanks(section.querySelector(".body"), facts.ranks[section.dataset.key]));
-  addEventListener("beforeprint", () => { while (queue.length) queue.shift()(); });
+
+  // ------------------------------------------------------- a page that refreshes keeps what the reader chose
+
+  const CONTROLS = {
+    "[data-tab]": [(own) => own.getAttribute("aria-selected") === "true", (own, was) => was && own.click()],
+    "[data-choice]": [(own) => own.getAttribute("aria-pressed") === "true", (own, was) => was && own.click()],
+    "[data-method]": [(own) => own.getAttribute("aria-pressed") === "true", (own, was) => was || own.click()],
+    "select, input": [(own) => own.value, (own, was) => { own.value = was; own.dispatchEvent(new Event(own.matches("select") ? "change" : "input")); }],
+    "th:has([data-column])": [(own) => own.getAttribute("aria-sort"), (own, was) => { for (let turn = 0; was && turn < 3 && own.getAttribute("aria-sort") !== was; turn++) own.firstChild.click(); }],
+    details: [(own) => own.open, (own, was) => (own.open = was)],
+  };
+  /** What a control is known by: its part of the page, its kind, and its name, or else its place. */
+  const name = (own, kind, place) => {
+    const part = own.closest("section.part");
+    return [kind, part ? `${part.dataset.part} ${part.dataset.of} ${part.dataset.key}` : "", own.dataset.method || own.dataset.choice || place].join("|");
+  };
+  const list = (kind) => {
+    const seen = {};
+    return [...document.querySelectorAll(kind)].map((own) => {
+      const part = own.closest("section.part");
+      const at = part ? part.dataset.part + part.dataset.of + part.dataset.key : "";
+      return [name(own, kind, (seen[at] = (seen[at] || 0) + 1)), own];
+    });
+  };
+  const KEPT = `unskew ${location.pathname}`;
+
+  function keepChoices() {
+    const kept = {};
+    for (const [kind, [read]] of Object.entries(CONTROLS)) list(kind).forEach(([key, own]) => (kept[key] = read(own)));
+    sessionStorage.setItem(KEPT, JSON.stringify(kept));
+  }
+
+  function restoreChoices() {
+    const kept = JSON.parse(sessionStorage.getItem(KEPT) || "{}");
+    for (const [kind, [read, set]] of Object.entries(CONTROLS)) {
+      list(kind).forEach(([key, own]) => { if (key in kept && kept[key] !== read(own)) set(own, kept[key]); });
+      while (queue.length) queue.shift()(); // a tab's parts come with it
+    }
+  }
+
   show(0);
+  if (document.querySelector('meta[http-equiv="refresh"]')) {
+    try {
+      while (queue.length) queue.shift()();
+      restoreChoices();
+      addEventListener("pagehide", keepChoices);
+    } catch { /* a browser that keeps nothing */ }
+  }
 })();

@@ -135,6 +135,7 @@ def make_plan(
     for method in wanted:  # what a value does not fit to is found before anything is run
         for setting in (trial.setting for trial in _make_search(plan, method).propose()):
             _make_run(plan, method, setting, base.rounds, plan.tuning_seeds[0])
+            _restore(plan, space.apply(replace(plan.base, method=method), setting, plan.axes_of(method))).resolve(data)
     return plan
 
 

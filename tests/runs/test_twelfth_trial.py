@@ -1,0 +1,435 @@
+"""What the tenth trial by a new user found in optimisers, augmentations, settings and scores, each as a test."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import json
+import shutil
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+
+import unskew
+from unskew.base import user_code
+from unskew.base.errors import InputError, SlotError
+from unskew.cli import main
+
+TINY = {"clients": 4, "rounds": 2, "steps": 5, "batch": 16, "model": "mlp(hidden=[8])", "split": "iid", "lr": 0.05}
+HEAD = "import time, torch\nimport numpy as np\nfrom unskew import *\nfrom unskew import registries, tree\n"
+_numbers = itertools.count()
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path, monkeypatch, own_names):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def name():
+    """A new one, as a process knows each plugin once."""
+    return f"twelve_{next(_numbers)}"
+
+
+def write(name, registry, kind, text):
+    """A plugin file with one component of this name; the file's name."""
+    body = "\n".join(f"    {line}" for line in text.strip().splitlines())
+    head = f"{HEAD}@registries.{registry}.register('{name}')\nclass Mine({kind}):\n    '''Mine.'''\n"
+    Path(f"{name}.py").write_text(head + body + "\n")
+    return f"{name}.py"
+
+
+def weights(result):
+    return torch.cat([value.flatten() for value in result.server["model"].values()])
+
+
+HEAVY = """
+copies: bool = param(default=False, doc="whether it remembers copies")
+def init(self, params):
+    return tree.copy(params) if self.copies else params
+def step(self, params, grads, memory, settings):
+    moved = {k: params[k] - settings.lr * grads[k] + 0.9 * (params[k] - memory[k]) for k in grads}
+    return moved, tree.copy(params) if self.copies else params
+"""
+ANCHORED = """
+copies: bool = param(default=False, doc="whether it remembers copies")
+def init(self, params):
+    return {k: v.clone() if self.copies else v.view(v.shape) for k, v in params.items()}
+def step(self, params, grads, memory, settings):
+    return {k: params[k] - settings.lr * (grads[k] + params[k] - memory[k]) for k in grads}, memory
+"""
+AHEAD = """
+copies: bool = param(default=False, doc="whether it remembers copies")
+def init(self, params):
+    return tree.zeros_like(params)
+def step(self, params, grads, memory, settings):
+    moved = {k: params[k] - settings.lr * (grads[k] + 0.1 * (params[k] - memory[k])) for k in grads}
+    return moved, tree.copy(moved) if self.copies else moved
+"""
+
+
+@pytest.mark.parametrize("executor", ["serial", "stacked"])
+@pytest.mark.parametrize("rule", [HEAVY, ANCHORED, AHEAD], ids=["heavy ball", "anchored", "remembers its answer"])
+def test_an_optimiser_remembers_the_parameters_of_then(name, rule, executor):
+    plugin = write(name, "optimisers", "Optimiser", rule)
+    found = [
+        weights(unskew.run(optimiser=f"{name}(copies={kept})", plugin=plugin, executor=executor, **TINY))
+        for kept in ("true", "false")
+    ]
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("executor", ["serial", "stacked"])
+@pytest.mark.parametrize(
+    "kept", ["seen[0]", "tree.lerp(seen[0], seen[-1], 0.5)", "{k: v.clone() for k, v in seen[-1].items()}"]
+)
+def test_a_gradient_may_put_the_parameters_aside(name, kept, executor):
+    """Such as to average the iterates."""
+    text = f"""
+copies: bool = param(default=False, doc="whether it keeps copies")
+def train(self, c, params):
+    seen = []
+    def gradient(c, params, batch):
+        seen.append(tree.copy(params) if self.copies else params)
+        return self.gradient(c, params, batch)
+    trained = sgd(c, params, gradient)
+    return tree.lerp(trained, {kept}, 0.5)
+"""
+    plugin = write(name, "methods", "Method", text)
+    found = [weights(unskew.run(f"{name}(copies={own})", plugin=plugin, executor=executor, **TINY))
+             for own in ("true", "false")]  # fmt: skip
+    assert torch.equal(*found)
+
+
+KEEPING = {
+    "loss": """
+def loss(self, c, params, batch):
+    SEEN.append(kept(self, params))
+    return super().loss(c, params, batch)
+def train(self, c, params):
+    SEEN.clear()
+    return tree.lerp(super().train(c, params), {k: v.detach() for k, v in SEEN[0].items()}, 0.5)
+""",
+    "the server's memory of clients": """
+def update(self, s, server, merged):
+    total = {"w": torch.zeros(2)}
+    for client in range(s.num_clients):
+        total["w"] += client
+        s.per_client.put(client, {"own": kept(self, total)})
+    return super().update(s, server, merged)
+def download(self, s, server, client):
+    held = s.per_client.get(client)
+    return {**super().download(s, server, client), "own": held.get("own", {"w": torch.zeros(2)})}
+def correction(self, c, params, batch):
+    return tree.scale(tree.select(params, c.trainable), 0.01 * float(c.message["own"]["w"][0]))
+""",
+    "messages": """
+def download(self, s, server, client):
+    BUFFER.fill_(client)
+    return {**super().download(s, server, client), "own": kept(self, {"w": BUFFER})}
+def correction(self, c, params, batch):
+    return tree.scale(tree.select(params, c.trainable), 0.01 * float(c.message["own"]["w"][0]))
+""",
+}
+"""What is put aside, or used again: it must make no difference whether that is a copy."""
+HELPERS = """SEEN, BUFFER = [], torch.zeros(2)
+def kept(method, own):
+    return tree.copy(own) if method.copies else own
+"""
+
+
+@pytest.mark.parametrize("how", KEEPING)
+def test_what_is_put_aside_stays_as_it_was(name, how):
+    text = "copies: bool = param(default=False, doc='whether it keeps copies')\n" + KEEPING[how]
+    plugin = Path(write(name, "methods", "Method", text))
+    plugin.write_text(plugin.read_text().replace(HEAD, HEAD + HELPERS))
+    found = [
+        weights(unskew.run(f"{name}(copies={own})", plugin=str(plugin), **{**TINY, "rounds": 3}))
+        for own in ("true", "false")
+    ]
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        "torch.from_numpy(np.random.default_rng().random((n, 1, 1, 1)))",
+        "torch.full((n, 1, 1, 1), float(time.perf_counter_ns() % 1000))",
+    ],
+    ids=["its own generator", "the clock"],
+)
+def test_an_augmentation_that_draws_elsewhere_is_refused(name, numbers):
+    text = f"""
+def draw(self, n, shape, rng):
+    return Draws({numbers}.float())
+def apply(self, x, draws, mean, std):
+    return (x.float() / 255 - mean) / std + 0.01 * draws.numbers
+"""
+    plugin = write(name, "transforms", "Transform", text)
+    with pytest.raises((InputError, SlotError), match="gives other numbers for the same rng"):
+        unskew.run(augment=name, plugin=plugin, **TINY)
+
+
+@pytest.mark.parametrize("slot", ["download(self, s, server, client)", "update(self, s, server, merged)"])
+def test_the_servers_settings_stay(name, slot):
+    call = slot.replace("self, ", "")
+    text = f"def {slot}:\n    object.__setattr__(s.settings, 'lr', 0.0)\n    return super().{call}"
+    with pytest.raises(SlotError, match=r"changes s.settings.lr in place"):
+        unskew.run(name, plugin=write(name, "methods", "Method", text), **TINY)
+
+
+def test_a_complex_weight_is_none(name):
+    text = "def weight(self, c, params):\n    return torch.tensor(1 + 2j)"
+    with pytest.raises(SlotError, match="weight must return a number or a tensor of one without dimensions"):
+        unskew.run(name, plugin=write(name, "methods", "Method", text), **TINY)
+
+
+def test_remodel_leaves_the_method_as_it_is(name):
+    text = """
+mu: float = param(default=1.0, doc="a number")
+def remodel(self, model, num_classes):
+    object.__setattr__(self, "mu", 0.0)
+    return model
+"""
+    with pytest.raises(InputError, match=rf"{name}.remodel changes {name}.mu; let it change nothing but the network"):
+        unskew.run(name, plugin=write(name, "methods", "Method", text), **TINY)
+
+
+def test_scores_may_come_with_their_graph(name):
+    text = """
+def predict(self, c, params, x):
+    with torch.enable_grad():
+        return torch.nn.Parameter(torch.ones(())) * super().predict(c, params, x)
+"""
+    found = unskew.run(name, plugin=write(name, "methods", "Method", text), **TINY)
+    plain = unskew.run("fedavg", **TINY)
+    assert found.rounds[-1]["accuracy"] == plain.rounds[-1]["accuracy"]
+    assert found.rounds[-1]["loss"] == plain.rounds[-1]["loss"]
+
+
+SCRIPT = """
+import collections, dataclasses, enum, functools, threading, types, torch
+from torch import nn
+
+@dataclasses.dataclass
+class Options:
+    rate: float = VALUE
+    rates: list = dataclasses.field(default_factory=lambda: [VALUE])
+class Lazy:
+    @functools.cached_property
+    def value(self): return VALUE
+class Locked:
+    def __init__(self):
+        self.function, self.lock = (lambda: VALUE), threading.Lock()
+class Listed(list): pass
+
+class Plain:
+    def f(self): return VALUE
+class Heir(Plain): pass
+class Called:
+    def __call__(self): return VALUE
+class Kind(enum.Enum):
+    ONE = VALUE
+class Held:
+    inner = Plain()
+class Holding:
+    def __init__(self): self.own = Plain()
+class Meta(type):
+    @property
+    def value(cls): return VALUE
+class Made(metaclass=Meta): pass
+class Net(nn.Module):
+    def forward(self, x): return VALUE * x
+class Words(dict):
+    def __getitem__(self, key): return VALUE
+@functools.lru_cache
+def cached(): return VALUE
+@torch.no_grad()
+def without(): return VALUE
+def make(value):
+    def inner(): return value
+    return inner
+def wrap(function):
+    @functools.wraps(function)
+    def inner(): return VALUE * function()
+    return inner
+@wrap
+def wrapped(): return 1.0
+one = functools.singledispatch(lambda x: VALUE)
+plain, heir, called, holding, net, words, closure, bound = (
+    Plain(), Heir(), Called(), Holding(), Net(), Words(), make(VALUE), Plain().f)
+layers, listed, space = nn.Sequential(Net()), [1.0, lambda: VALUE], types.SimpleNamespace(f=lambda: VALUE)
+lazy, locked, marked = Lazy(), Locked(), Listed()
+marked.value = VALUE
+made = collections.defaultdict(lambda: VALUE)
+sparse = torch.tensor([VALUE, 0.0]).to_sparse()
+first, second = [1.5], [2.5]
+trio = (first, second, first if VALUE == 1.5 else second)
+pair = collections.namedtuple("pair", "value")(VALUE)
+
+class Used:
+    def slot(self): return NAMED
+"""
+NAMED = [
+    "plain.f()", "heir.f()", "called()", "Kind.ONE.value", "Held.inner.f()", "holding.own.f()", "Made.value",
+    "net(1.0)", "layers(1.0)", "words['a']", "cached()", "without()", "closure()", "bound()", "wrapped()", "one(1)",
+    "listed[1]()", "space.f()", "pair.value", "Options().rate", "Options().rates[0]", "lazy.value",
+    "locked.function()", "marked.value", "made['a']", "float(sparse.to_dense()[0])", "trio[2][0]",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("named", NAMED)
+def test_what_the_code_of_a_script_names_counts(named, monkeypatch):
+    """In whatever way: an object's methods too, and the code that decorators keep."""
+
+    def describe(value):
+        monkeypatch.setitem(sys.modules, "a_script", ModuleType("a_script"))
+        space = vars(sys.modules["a_script"])
+        exec(compile(SCRIPT.replace("VALUE", value).replace("NAMED", named), "a script", "exec"), space)
+        finder = user_code._Finder()
+        finder.add(space["Used"])
+        assert space["Used"]().slot() == float(value)
+        return finder.loose
+
+    assert describe("1.5") == describe("1.5") != describe("2.5")
+
+
+# ------------------------------------------------------------------------------ folders that were edited
+
+
+@pytest.fixture
+def done():
+    """A finished run of four rounds, with checkpoints of rounds 2 and 4."""
+    unskew.run("fedavg", out="done", **{**TINY, "rounds": 4, "checkpoint_every": 2})
+    return Path("done")
+
+
+def edit_last(file, **values):
+    """Changes values of a file's last line."""
+    *lines, last = file.read_text().splitlines()
+    file.write_text("\n".join([*lines, json.dumps({**json.loads(last), **values})]) + "\n")
+
+
+def call(*words):
+    """The exit code and what a command says."""
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        try:
+            main([str(word) for word in words])
+        except SystemExit as end:
+            return int(end.code or 0), said.getvalue()
+    return 0, said.getvalue()
+
+
+@pytest.mark.parametrize("how", ["checkpoint gone", "checkpoint damaged", "row gone"])
+def test_a_finished_run_gives_its_last_model_or_none(done, how):
+    (newest,) = done.glob("checkpoint/round-000004*")
+    if how == "checkpoint gone":
+        newest.unlink()
+    elif how == "checkpoint damaged":
+        newest.write_bytes(newest.read_bytes()[:-100])
+    else:
+        rows = (done / "rounds.jsonl").read_text().splitlines(keepends=True)
+        (done / "rounds.jsonl").write_text("".join(rows[:-1]))
+    with pytest.raises(InputError, match=r"newest whole checkpoint is of round 2|was edited"):
+        unskew.open("done").model()
+    code, said = call("export", "done", "-o", "m.safetensors")
+    assert code == 2 and not Path("m.safetensors").exists(), said
+
+
+BAD = {
+    "seconds": [None, "x"], "accuracy": ["x", [1]], "personal": ["x"], "round": [10**30, -1], "bytes_up": ["x"],
+    "measures": ["x"], "class_accuracy": ["x"], "clients": [None], "diverged": ["x"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("key", "value"), [(key, value) for key, values in BAD.items() for value in values])
+@pytest.mark.parametrize("finished", [True, False], ids=["finished", "unfinished"])
+def test_rows_of_wrong_types_are_one_line(done, key, value, finished):
+    edit_last(done / "rounds.jsonl", **{key: value})
+    if not finished:
+        (done / "summary.json").unlink()
+    for words in (("show", "done"), ("plot", "done"), ("report", "done", "-o", "r.html"), ("resume", "done", "-q")):
+        code, said = call(*words)
+        assert code == 2 and "rounds.jsonl" in said, (words, said)
+    assert call("watch", "done", "--once")[0] == 0
+    assert call("list", ".")[0] in (0, 2)
+
+
+def test_very_deep_json_is_one_line(done):
+    with (done / "rounds.jsonl").open("a") as file:
+        file.write("[" * 100_000 + "\n")
+    for words in (("show", "done"), ("report", "done", "-o", "r.html"), ("resume", "done", "-q")):
+        assert call(*words)[0] == 2
+
+
+@pytest.mark.parametrize(("key", "value"), [("accuracy", None), ("accuracy", {"last": "x"}), ("seconds", "x")])
+def test_summaries_of_wrong_types_are_one_line(done, key, value):
+    held = json.loads((done / "summary.json").read_text())
+    (done / "summary.json").write_text(json.dumps({**held, key: value}))
+    for words in (("show", "done"), ("report", "done", "-o", "r.html"), ("resume", "done", "-q")):
+        code, said = call(*words)
+        assert code == 2 and "summary.json" in said, (words, said)
+
+
+def test_an_edited_table_and_edited_rows_are_noticed(done):
+    table = done / "confusion.csv"
+    table.write_text(table.read_text().replace("0,", "1,", 1))
+    with pytest.raises(InputError, match=r"confusion.csv was edited"):
+        unskew.open("done").confusion()
+    edit_last(done / "rounds.jsonl", accuracy=0.99)
+    code, said = call("watch", "done", "--once")
+    assert code == 0 and "damaged" in said and "was edited" in said
+
+
+def test_a_copy_of_a_comparison_is_left_out(tmp_path):
+    unskew.compare("fedavg,fedprox", seeds=2, out="all/c", **TINY)
+    shutil.copytree("all/c", "all/backup")
+    code, said = call("report", "all", "-o", "r.html")
+    assert code == 0 and said.count("is a copy of") == 4 and "wrote r.html: 4 runs" in said
+
+
+def test_a_run_file_that_no_run_wrote_is_one_line(tmp_path):
+    Path("y").mkdir()
+    Path("y/run.toml").write_text('method = "fedavg"\n')
+    code, said = call("report", "y", "-o", "r.html")
+    assert code == 2 and "error:" in said
+
+
+def test_options_that_change_each_time_are_refused(name):
+    text = """
+mu: float = param(default=1.0, doc="a number")
+other: float | None = param(default=None, doc="filled in")
+def __post_init__(self):
+    object.__setattr__(self, "mu", FACTOR * self.mu)
+    if self.other is None:
+        object.__setattr__(self, "other", 3.0)
+"""
+    plugin = write(name, "methods", "Method", text.replace("FACTOR", "2"))
+    with pytest.raises(InputError, match=r"__post_init__ changes mu each time, to 2.0 and then to 4.0"):
+        unskew.run(name, plugin=plugin, **TINY)
+    assert unskew.run(f"{name}b", plugin=write(f"{name}b", "methods", "Method", text.replace("FACTOR", "1")), **TINY)
+
+
+def test_images_that_are_none(done):
+    run, images = unskew.open("done"), unskew.load("digits").test.x[:4]
+    for given in (
+        images > 3, np.ma.masked_less(images.numpy(), 3), np.array(images.tolist(), dtype=object), images.to_sparse(),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match="predict: "):
+            run.predict(given)
+    pixels = images.float().numpy() if images.is_floating_point() else images.numpy().astype(">u2")
+    assert torch.equal(run.predict(pixels.astype(pixels.dtype.newbyteorder(">"))), run.predict(images))
+    with pytest.raises(InputError, match="title: expected a text"):
+        run.plot(title=3)
+
+
+def test_a_schedule_may_give_numbers_of_numpy(name):
+    text = "def factor(self, done):\n    return np.float32(1.0)"
+    plugin = write(name, "schedules", "Schedule", text)
+    assert torch.equal(weights(unskew.run(schedule=name, plugin=plugin, **TINY)), weights(unskew.run(**TINY)))
