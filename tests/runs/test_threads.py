@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import unskew
-from unskew.base import seeds, storage
+from unskew.base import plugins, seeds, storage, user_code
 from unskew.base.errors import InputError
 from unskew.base.process import hold_process
 from unskew.core.net import Net
@@ -206,6 +206,66 @@ def test_a_process_forked_by_another_thread_while_a_run_is_under_way_can_run(alo
     assert bits(play(0, watch=watch)) == alone[0]
     thread.join(60)
     assert found == [[alone[0]]]
+
+
+LARGE = torch.randn(2000, 64)
+"""A value of this module that torch adds up in several threads."""
+
+
+def in_forked(work):
+    """What a function gives in a process forked after torch's threads were at work."""
+    torch.set_num_threads(2)
+    LARGE.sum(1)
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    process = context.Process(target=lambda: queue.put(work()))
+    process.start()
+    try:
+        return queue.get(timeout=60)
+    finally:
+        process.kill()
+        process.join()
+
+
+def run_on_large_data():
+    samples = unskew.Samples(LARGE, torch.arange(2000) % 10)
+    data = unskew.Dataset("large", samples, samples, tuple("abcdefghij"), (), ())
+    result = unskew.run("fedavg", data=data, model="mlp", clients=4, rounds=1, lr=0.05)
+    return storage.encode(result.server), torch.get_num_threads()
+
+
+def test_a_forked_process_waits_for_no_lost_threads():
+    torch.set_num_threads(2)
+    assert in_forked(run_on_large_data) == run_on_large_data()
+
+
+def test_several_threads_in_a_forked_process_are_refused():
+    def several():
+        with pytest.raises(InputError) as error:
+            play(0, **{"execution.threads": 2})
+        return str(error.value)
+
+    assert in_forked(several).startswith("execution.threads = 2 in a forked process, where OpenMP's threads are lost")
+
+
+def test_a_forked_process_waits_for_no_lock_of_a_thread_that_it_has_not(alone, tmp_path):
+    plugin = tmp_path / "forked_plugin.py"
+    plugin.write_text("ALPHA = 1\n")
+    held, done = threading.Event(), threading.Event()
+
+    def hold():
+        with plugins._importing, user_code._counting, hold_process():
+            held.set()
+            done.wait(120)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    try:
+        assert held.wait(60)
+        assert in_forked(lambda: bits(play(0, plugin=str(plugin)))) == alone[0]
+    finally:
+        done.set()
+        thread.join()
 
 
 # ------------------------------------------------------------------------------- another thread draws, too

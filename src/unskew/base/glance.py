@@ -10,19 +10,26 @@ from torch import Tensor
 
 
 def glance(value: Tensor | np.ndarray) -> str:
-    """Type, shape and a hash of sums along and across lines of 512 bytes, faster than one of all bytes."""
+    """Type, shape and a hash of sums along and across lines of 512 bytes, faster than one of all bytes.
+
+    NumPy adds in one thread: torch's own threads do not survive a fork, and a child would wait for them for ever.
+    """
     shape = repr((type(value).__name__, str(value.dtype), tuple(value.shape))).encode()
     if isinstance(value, np.ndarray):
         if value.dtype.hasobject:
-            return hashlib.sha256(shape + repr(value.tolist()).encode()).hexdigest()[:16]
-        value = torch.from_numpy(np.frombuffer(np.ascontiguousarray(value).tobytes(), dtype=np.uint8).copy())
-    if value.is_meta:
-        return hashlib.sha256(shape).hexdigest()[:16]
-    dense = value.detach().to_dense() if value.layout is not torch.strided else value.detach()
-    plain = dense.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
-    even = plain.numel() // 512 * 512
-    lines = plain[:even].view(torch.int64).view(-1, 64)
+            return _shorten(shape + repr(value.tolist()).encode())
+        plain = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+    elif value.is_meta:
+        return _shorten(shape)
+    else:
+        dense = value.detach().to_dense() if value.layout is not torch.strided else value.detach()
+        plain = dense.resolve_conj().resolve_neg().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    even = len(plain) // 512 * 512
+    lines = plain[:even].view(np.int64).reshape(-1, 64)
     whole = len(lines) // 4096 * 4096
-    sums = lines.sum(1), lines[:whole].view(-1, 4096, 64).sum(1), lines[whole:].sum(0)
-    said = b"".join(one.cpu().numpy().tobytes() for one in (*sums, plain[even:]))
-    return hashlib.sha256(shape + said).hexdigest()[:16]
+    sums = lines.sum(1), lines[:whole].reshape(-1, 4096, 64).sum(1), lines[whole:].sum(0)
+    return _shorten(shape + b"".join(one.tobytes() for one in (*sums, plain[even:])))
+
+
+def _shorten(said: bytes) -> str:
+    return hashlib.sha256(said).hexdigest()[:16]

@@ -17,12 +17,20 @@ from typing import Any
 
 from unskew.base import user_code
 from unskew.base.errors import InputError, is_from_signal, one_line
-from unskew.base.process import keep_torch_modes
+from unskew.base.process import keep_torch_modes, renew_in_forked
 from unskew.base.registry import Registry
 
 FOLDER = "expected a Python file or module, got a folder, of which nothing is imported; name a Python file in it"
 _PREFIX = "unskew_plugin_"
 _importing = threading.RLock()
+
+
+def _renew_lock() -> None:
+    global _importing
+    _importing = threading.RLock()
+
+
+renew_in_forked(_renew_lock)
 _loaded: dict[str, ModuleType] = {}
 """By whole path, or by name."""
 _versions: dict[Path, list[str]] = {}

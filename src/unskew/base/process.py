@@ -8,13 +8,14 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import NamedTuple
 
 import torch
 
 from unskew.base import seeds
+from unskew.base.errors import InputError
 from unskew.base.torch_private import read_default_device
 
 log = logging.getLogger(__name__)
@@ -33,14 +34,35 @@ class _Claim:
 _claim = _Claim()
 
 
-def _forget_claim() -> None:
-    """A forked process has no other threads: nobody would ever give back what one of them held."""
-    global _claim
-    _claim = _Claim()
+_forked = False
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_claim)
+def renew_in_forked(renew: Callable[[], None]) -> None:
+    """Has a function called in forked processes: they have no other threads, so that a lock of one is never free."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=renew)
+
+
+def _begin_forked() -> None:
+    global _claim, _forked
+    _claim, _forked = _Claim(), True
+
+
+renew_in_forked(_begin_forked)
+
+
+@contextmanager
+def without_lost_threads() -> Iterator[None]:
+    """For a while, in a forked process: one thread, as OpenMP waits for ever for others, lost by the fork."""
+    before = torch.get_num_threads()
+    if not _forked or before == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextmanager
@@ -160,6 +182,11 @@ def prepare_process(threads: int) -> Iterator[None]:
 
     What the program has set in torch, such as autocast, is off.
     """
+    if _forked and threads > 1:
+        raise InputError(
+            f"execution.threads = {threads} in a forked process, where OpenMP's threads are lost and work may wait for "
+            "them for ever; use execution.threads = 1, or start the process with multiprocessing's 'spawn'"
+        )
     with hold_process() as claim:
         before, often = torch.get_num_threads(), gc.get_threshold()
         outermost, claim.prepared = not claim.prepared, True  # a run may be started inside another one

@@ -36,6 +36,7 @@ import torch
 from unskew.base.errors import InputError
 from unskew.base.module_values import Source, list_values, read_source
 from unskew.base.once import warn_once
+from unskew.base.process import renew_in_forked
 from unskew.base.registry import Component
 
 log = logging.getLogger(__name__)
@@ -288,26 +289,35 @@ class _Values:
         self.before = undone | {name: said for name, said in now.items() if name not in as_left}
 
 
-_calls = 0
+_calls: set[object] = set()
 _counting = threading.RLock()
+
+
+def _begin_forked() -> None:
+    """No call of its parent's goes on in a forked process."""
+    global _calls, _counting
+    _calls, _counting = set(), threading.RLock()
+
+
+renew_in_forked(_begin_forked)
 
 
 @contextlib.contextmanager
 def keep_values() -> Iterator[None]:
     """A call of unskew's: what it changes in the user's modules is no setting of theirs."""
-    global _calls
+    own = object()
     with _counting:
-        if _calls == 0:
+        if not _calls:
             _visit(_Values.begin)
             for module in list_modules():  # before any code of theirs runs
                 _list_settings(module, begin=True)
-        _calls += 1
+        _calls.add(own)
     try:
         yield
     finally:
         with _counting:
-            _calls -= 1
-            if _calls == 0:
+            _calls.discard(own)
+            if not _calls:
                 for module in list_modules():
                     _list_settings(module)
                 _visit(lambda known, module: setattr(known, "after", known.look(module)))

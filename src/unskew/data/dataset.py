@@ -17,6 +17,7 @@ from unskew.base import torch_private
 from unskew.base.errors import InputError, one_line
 from unskew.base.glance import glance
 from unskew.base.once import warn_once
+from unskew.base.process import without_lost_threads
 from unskew.base.text import count_of
 
 log = logging.getLogger(__name__)
@@ -67,6 +68,7 @@ class Dataset:
     group_names: tuple[str, ...] = field(default=())
     test_groups: Tensor | None = None
 
+    @without_lost_threads()
     def __post_init__(self) -> None:
         _read_about(self)
         for part, samples in (("train", self.train), ("test", self.test), ("validation", self.validation)):

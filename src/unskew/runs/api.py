@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from unskew.base.display import show_progress
 from unskew.base.errors import InputError
-from unskew.base.process import default_to_cpu
+from unskew.base.process import default_to_cpu, without_lost_threads
 from unskew.base.user_code import keep_values
 from unskew.core.checks.faults import naming_own_code
 from unskew.core.method import Method
@@ -47,9 +47,14 @@ from unskew.runs.weights import read_weights
 log = logging.getLogger(__name__)
 
 
-@naming_own_code()
-@default_to_cpu()
-@keep_values()
+@contextmanager
+def _enter() -> Iterator[None]:
+    """The door of every call: whatever the program has set up, the call works as in a fresh one."""
+    with naming_own_code(), without_lost_threads(), default_to_cpu(), keep_values():
+        yield
+
+
+@_enter()
 def run(
     method: str | Method = "fedavg",
     *,
@@ -79,9 +84,7 @@ def run(
         return engine.run(config, place, data_dir=files, dataset=dataset, watch=shown)
 
 
-@naming_own_code()
-@default_to_cpu()
-@keep_values()
+@_enter()
 def resume(
     folder: str | Path,
     *,
@@ -114,9 +117,7 @@ def resume(
         )  # fmt: skip
 
 
-@naming_own_code()
-@default_to_cpu()
-@keep_values()
+@_enter()
 def extend(
     folder: str | Path,
     rounds: int,
@@ -147,9 +148,7 @@ def extend(
         )  # fmt: skip
 
 
-@naming_own_code()
-@default_to_cpu()
-@keep_values()
+@_enter()
 def open(
     folder: str | Path,
     *,
@@ -171,9 +170,7 @@ def open(
     )
 
 
-@naming_own_code()
-@default_to_cpu()
-@keep_values()
+@_enter()
 def compare(
     methods: str | Sequence[str | Method],
     *,
@@ -216,9 +213,7 @@ def compare(
         )
 
 
-@naming_own_code()
-@default_to_cpu()
-@keep_values()
+@_enter()
 def tune(
     methods: str | Sequence[str | Method],
     grid: Mapping[str, Any] | Sequence[str] | str,
