@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from unskew.base import user_code
+from unskew.base.user_code.finder import Finder
 
 FILE = '''
 import os
@@ -88,7 +89,7 @@ def module(tmp_path, monkeypatch):
 
 def find(module):
     """What a call of unskew's finds."""
-    finder = user_code._Finder()
+    finder = Finder()
     with user_code.keep_values():
         finder.add(module.Used)
     return finder.loose | {str(path): text for path, text in finder.files.items()}
@@ -155,7 +156,7 @@ def test_what_a_run_changes_does_not_count(module):
 def test_what_is_under_way_is_not_seen(module):
     """The values count from before the call: code of the user's has run when a run's hash is asked for."""
     before = find(module)
-    finder = user_code._Finder()
+    finder = Finder()
     with user_code.keep_values():
         module.Used().work(1)
         finder.add(module.Used)
@@ -181,7 +182,8 @@ def test_what_another_file_changes_does_not_count(tmp_path, monkeypatch):
 def test_the_order_of_a_set_does_not_count(tmp_path):
     """It differs from process to process."""
     (tmp_path / "test_words_module.py").write_text(f"WORDS = {set('abcdefgh')!r}\n\n\nclass Used:\n    pass\n")
-    text = "import test_words_module as m\nfrom unskew.base import user_code\nf = user_code._Finder()\nf.add(m.Used)\n"
+    text = "import test_words_module as m\nfrom unskew.base.user_code.finder import Finder\n"
+    text += "f = Finder()\nf.add(m.Used)\n"
     seen = {
         subprocess.run(
             [sys.executable, "-c", text + "print(sorted(f.loose), sorted(f.files.values()))"],
@@ -226,7 +228,7 @@ def test_a_folder_that_was_moved_counts_the_same(tmp_path, monkeypatch):
         monkeypatch.syspath_prepend(str(tmp_path / folder))
         importlib.invalidate_caches()
         module = importlib.import_module("test_moved_module")
-        finder = user_code._Finder()
+        finder = Finder()
         finder.add(module.Used)
         found.append((finder.loose, sorted(finder.files.values())))
         sys.modules.pop("test_moved_module")
@@ -246,7 +248,7 @@ def test_a_file_that_a_scripts_function_imports_counts(tmp_path, monkeypatch):
     (tmp_path / "test_lazy_helper.py").write_text("def gain():\n    return 1.0\n")
     monkeypatch.chdir(tmp_path)
     text = "class Net:\n    def forward(self, x):\n        from test_lazy_helper import gain\n        return gain()\n"
-    finder = user_code._Finder()
+    finder = Finder()
     finder.add(load_loose(text))
     assert [path.name for path in finder.files] == ["test_lazy_helper.py"]
 
@@ -265,7 +267,7 @@ def test_a_file_that_a_scripts_function_imports_counts(tmp_path, monkeypatch):
     ],
 )
 def test_a_generator_without_a_seed_is_found(call, expected):
-    finder = user_code._Finder()
+    finder = Finder()
     finder.add(load_loose(f"class Net:\n    def forward(self, x):\n        return {call}.random()\n"))
     assert bool(finder.unseeded) is expected
 
@@ -317,7 +319,8 @@ WEAK = weakref.WeakKeyDictionary()
 class Used:
     pass
 """)
-    text = "import test_fleeting_module as m\nfrom unskew.base import user_code\nf = user_code._Finder()\n"
+    text = "import test_fleeting_module as m\nfrom unskew.base import user_code\n"
+    text += "from unskew.base.user_code.finder import Finder\nf = Finder()\n"
     text += "with user_code.keep_values():\n    f.add(m.Used)\nprint(f.loose)"
     seen = {
         subprocess.run(

@@ -13,9 +13,10 @@ import torch
 from torch import nn
 
 import unskew
-from unskew.base import plugins, seeds, storage, user_code
+from unskew.base import plugins, seeds, storage
 from unskew.base.errors import InputError
 from unskew.base.process import hold_process
+from unskew.base.user_code import calls
 from unskew.core.net import Net
 from unskew.models.base import build
 
@@ -254,7 +255,7 @@ def test_a_forked_process_waits_for_no_lock_of_a_thread_that_it_has_not(alone, t
     held, done = threading.Event(), threading.Event()
 
     def hold():
-        with plugins._importing, user_code._counting, hold_process():
+        with plugins._importing, calls._counting, hold_process():
             held.set()
             done.wait(120)
 

@@ -16,8 +16,8 @@ import pytest
 import torch
 
 import unskew
-from unskew.base import user_code
 from unskew.base.errors import InputError, SlotError
+from unskew.base.user_code.finder import Finder
 from unskew.cli import main
 
 TINY = {"clients": 4, "rounds": 2, "steps": 5, "batch": 16, "model": "mlp(hidden=[8])", "split": "iid", "lr": 0.05}
@@ -291,7 +291,7 @@ def test_what_the_code_of_a_script_names_counts(named, monkeypatch):
         monkeypatch.setitem(sys.modules, "a_script", ModuleType("a_script"))
         space = vars(sys.modules["a_script"])
         exec(compile(SCRIPT.replace("VALUE", value).replace("NAMED", named), "a script", "exec"), space)
-        finder = user_code._Finder()
+        finder = Finder()
         finder.add(space["Used"])
         assert space["Used"]().slot() == float(value)
         return finder.loose

@@ -2,7 +2,7 @@
 
 A file counts by its content, so that what it says itself (`ALPHA = 0.1`) need not count again. What it does not say is
 the current value of a name: one that was set from outside (`config.ALPHA = 0.3`), or computed when the file was loaded
-(`float(os.environ["ALPHA"])`). What runs change themselves, such as a counter or a cache, is no setting: `user_code`
+(`float(os.environ["ALPHA"])`). What runs change themselves, such as a counter or a cache, is no setting: `calls.py`
 takes the value from before the run instead.
 """
 
@@ -19,7 +19,7 @@ import random
 import sys
 import types
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path, PurePath
 from typing import Any
@@ -31,6 +31,8 @@ from torch import Tensor, nn
 from unskew.base.glance import glance
 from unskew.base.registry import Component
 from unskew.base.torch_private import own_buffers, own_parameters
+from unskew.base.user_code.description import Description
+from unskew.base.user_code.files import is_loose, is_own
 
 _PLAIN = (
     type(None),
@@ -145,19 +147,15 @@ def _read_value(name: str, value: ast.expr, found: Source, makers: set[str]) -> 
             found.fleeting.add(name)
 
 
-Rule = Callable[[Any], bool]
-Say = Callable[[Any], Any]
-
-
-def list_values(module: types.ModuleType, source: Source, is_own: Rule, is_loose: Rule, say: Say) -> dict[str, Any]:
-    """What a module holds beyond what its file says, by name; `say` describes code that stands in no file."""
-    return dict(_Lister(module, source, is_own, is_loose, say).walk(dict(vars(module)), ""))
+def list_values(module: types.ModuleType, source: Source) -> dict[str, Any]:
+    """What a module holds beyond what its file says, by name."""
+    return dict(_Lister(module, source).walk(dict(vars(module)), ""))
 
 
 class _Lister:
-    def __init__(self, module: types.ModuleType, source: Source, is_own: Rule, is_loose: Rule, say: Say) -> None:
+    def __init__(self, module: types.ModuleType, source: Source) -> None:
         self._module, self._source = module.__name__, source
-        self._is_own, self._is_loose, self._say = is_own, is_loose, say
+        self._code = Description()
         self._package = module.__package__ or ""
         self._folders = Path(module.__file__ or "").resolve().parents[:3]
         self._open: set[int] = set()
@@ -198,7 +196,7 @@ class _Lister:
         function = getattr(value, "__func__", getattr(value, "fget", value))
         if not isinstance(function, types.FunctionType):
             return False
-        if function.__code__.co_filename.startswith("<") and not self._is_loose(function):
+        if function.__code__.co_filename.startswith("<") and not is_loose(function):
             return True  # made by dataclass and the like
         holds = set(function.__code__.co_freevars) - {"__class__"} or vars(function)
         return function.__module__ == self._module and function.__qualname__ == name and not holds
@@ -247,16 +245,16 @@ class _Lister:
             held = {name: item for name, item in vars(value).items() if not name.startswith("_")}
             held |= {**own_parameters(value), **own_buffers(value), **dict(value.named_children())}
             return type(value).__qualname__, self._describe(held)
-        if isinstance(value, types.SimpleNamespace) or hasattr(type(value), "_get_kwargs") or self._is_own(type(value)):
+        if isinstance(value, types.SimpleNamespace) or hasattr(type(value), "_get_kwargs") or is_own(type(value)):
             return type(value).__qualname__, self._describe(_list_attributes(value))  # argparse's namespace, too
         return _UNKNOWN
 
     def _describe_code(self, value: Any) -> Any:
         name = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
-        if isinstance(value, _BUILT_IN) or not self._is_own(value):
+        if isinstance(value, _BUILT_IN) or not is_own(value):
             return name
-        if self._is_loose(value):
-            return self._say(value)
+        if is_loose(value):
+            return self._code.of(value)
         if isinstance(value, type):
             return "class", value.__qualname__  # its file counts
         cells = [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
