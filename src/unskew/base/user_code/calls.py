@@ -18,6 +18,8 @@ from unskew.base.user_code.values import Source, list_values, read_source
 _values: dict[str, _Values] = {}
 """By module: what it holds that its file does not say."""
 _calls: set[object] = set()
+_turn = 0
+"""Counts the times that a call began while no other was under way."""
 _counting = threading.RLock()
 
 
@@ -32,13 +34,20 @@ renew_in_forked(_begin_forked)
 
 @contextlib.contextmanager
 def keep_values() -> Iterator[None]:
-    """A call of unskew's: what it changes in the user's modules is no setting of theirs."""
+    """A call of unskew's: what it changes in the user's modules is no setting of theirs.
+
+    Modules that were part of a run before are looked at around every call, any other once, when it is first seen: in a
+    process with hundreds of modules, looking at all of them took longer than small runs.
+    """
+    global _turn
     own = object()
     with _counting:
         if not _calls:
-            _visit(_Values.begin)
+            _turn += 1
+            _visit_used(_Values.begin)
             for module in list_modules():  # before any code of theirs runs
-                list_settings(module, begin=True)
+                if not _is_known(module):
+                    _meet(module, begin=True)
         _calls.add(own)
     try:
         yield
@@ -47,8 +56,9 @@ def keep_values() -> Iterator[None]:
             _calls.discard(own)
             if not _calls:
                 for module in list_modules():
-                    list_settings(module)
-                _visit(lambda known, module: setattr(known, "after", known.look(module)))
+                    if not _is_known(module):  # code of theirs loaded it
+                        _meet(module).used = True
+                _visit_used(lambda known, module: setattr(known, "after", known.look(module)))
 
 
 def list_settings(module: ModuleType, begin: bool = False) -> dict[str, Any]:
@@ -56,13 +66,25 @@ def list_settings(module: ModuleType, begin: bool = False) -> dict[str, Any]:
 
     Those of a module that code of the user's loaded only then are what its file makes of them: nobody has set any.
     """
-    known = _values.get(module.__name__)
-    if known is None or known.spec is not module.__spec__:
-        path = Path(str(module.__file__)).resolve()
-        source = read_source(read(path) or b"" if path.suffix == ".py" else b"")
-        known = _values[module.__name__] = _Values(module.__spec__, source)
-        known.before = known.look(module) if begin else {}
-    return known.before
+    with _counting:
+        known = _values[module.__name__] if _is_known(module) else _meet(module, begin)
+        if not known.used:
+            known.used = True
+            if known.met != _turn:
+                known.before = known.look(module)  # it may have been set since it was met
+        return known.before
+
+
+def _is_known(module: ModuleType) -> bool:
+    return module.__name__ in _values and _values[module.__name__].spec is module.__spec__
+
+
+def _meet(module: ModuleType, begin: bool = False) -> _Values:
+    path = Path(str(module.__file__)).resolve()
+    source = read_source(read(path) or b"" if path.suffix == ".py" else b"")
+    known = _values[module.__name__] = _Values(module.__spec__, source, _turn)
+    known.before = known.look(module) if begin else {}
+    return known
 
 
 @dataclasses.dataclass
@@ -71,6 +93,10 @@ class _Values:
 
     spec: Any
     source: Source
+    met: int
+    """The turn in which it was first looked at."""
+    used: bool = False
+    """Whether a run asked for it, or loaded it."""
     before: dict[str, Any] = dataclasses.field(default_factory=dict)
     """When a call of unskew's began; what calls before it changed themselves is undone here."""
     after: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -86,10 +112,10 @@ class _Values:
         self.before = undone | {name: said for name, said in now.items() if name not in as_left}
 
 
-def _visit(ask: Callable[[_Values, ModuleType], None]) -> None:
+def _visit_used(ask: Callable[[_Values, ModuleType], None]) -> None:
     for name, known in list(_values.items()):
         module = sys.modules.get(name)
-        if isinstance(module, ModuleType) and known.spec is module.__spec__:
-            ask(known, module)
-        else:
+        if not isinstance(module, ModuleType) or known.spec is not module.__spec__:
             del _values[name]
+        elif known.used:
+            ask(known, module)
