@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from unskew.base.registry import Registry
+from unskew.base.user_code import calls
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -34,3 +35,10 @@ def own_names():
     yield
     for registry, classes in before:
         registry._classes = classes
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_run_used_the_modules_before():
+    """Every module of tests begins like a program of its own: calls need not look at those of the tests before it."""
+    for known in calls._values.values():
+        known.used = False
