@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from awkward import DATA, config, play
+from awkward import DATA, config, in_double, play
 from split_mlp import assert_params, close, params_of, split_task
-from support import golden, golden_names
+from support import gap, golden, golden_names, initial_model
 from unskew.base import tree
 from unskew.base.errors import InputError
 from unskew.core.jobs import Job
@@ -116,11 +116,12 @@ def test_clients_are_tested_with_what_they_trained_last():
 @pytest.mark.parametrize("spec", ["fedala(layer_idx=0, start_passes=12)", "fedala(layer_idx=5)"])
 @pytest.mark.parametrize("sample", [1.0, 0.6])
 def test_newcomers_and_others_stack(spec, sample, caplog):
-    serial = play(spec, rounds=3, sample=sample, execution={"memory_format": "contiguous"})
-    stacked = play(spec, rounds=3, sample=sample, execution={"executor": "stacked", "chunk": 3})
+    # in double precision: in single, rounding may turn a ReLU on one processor and not on another
+    options = {"rounds": 3, "sample": sample, "model": in_double("cnn8")}
+    serial = play(spec, **options, execution={"memory_format": "contiguous"})
+    stacked = play(spec, **options, execution={"executor": "stacked", "chunk": 3})
     assert "one by one" not in caplog.text
-    for name, value in serial.server["model"].items():
-        torch.testing.assert_close(stacked.server["model"][name], value, rtol=1e-3, atol=1e-3)
+    assert gap(stacked, serial, initial_model(serial.run, DATA)) < 1e-9
 
 
 def test_bad_options_are_one_line():
