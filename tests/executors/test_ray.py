@@ -183,6 +183,25 @@ def test_a_node_that_is_killed_in_a_round_costs_nothing_but_time(tmp_path):
         nodes.shutdown()
 
 
+@pytest.mark.slow
+def test_without_an_address_it_is_a_cluster_of_its_own_beside_others(monkeypatch):
+    ray = on_ray.import_ray()
+    ray.shutdown()
+    from ray.cluster_utils import Cluster
+
+    others = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "resources": {"others": 1}})
+    try:
+        assert on_ray.connect(cores=2)
+        assert "others" not in ray.cluster_resources() and ray.cluster_resources()["CPU"] == 2
+        ray.shutdown()
+        monkeypatch.setenv("RAY_ADDRESS", others.address)
+        assert on_ray.connect()
+        assert "others" in ray.cluster_resources()
+    finally:
+        ray.shutdown()
+        others.shutdown()
+
+
 def read_cells(folder):
     """What the runs of a comparison say, times aside."""
     found = {}

@@ -46,11 +46,14 @@ def import_ray() -> Any:
 
 
 def connect(address: str = "", cores: int = 0) -> bool:
-    """Connects to a cluster, or starts one of this machine; whether it was started here."""
+    """Connects to a cluster (also that of RAY_ADDRESS), or starts one of this machine; whether it did either."""
     ray = import_ray()
     if ray.is_initialized():
         return False
-    quiet = {"include_dashboard": False, "num_cpus": cores or count_cores()} if not address else {"address": address}
+    address = address or os.environ.get("RAY_ADDRESS", "")
+    # "local": without an address Ray would look for a cluster that somebody else started on this machine
+    own = {"address": "local", "include_dashboard": False, "num_cpus": cores or count_cores()}
+    quiet = {"address": address} if address else own
     try:
         ray.init(**quiet, log_to_driver=False, logging_level="ERROR")
     except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
