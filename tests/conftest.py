@@ -1,5 +1,6 @@
 """For all tests: one thread, and choices made by measuring are kept for the session, not in the user's cache."""
 
+import itertools
 import os
 
 import pytest
@@ -7,6 +8,8 @@ import torch
 
 from unskew.base.registry import Registry
 from unskew.base.user_code import calls
+
+NUMBERS = itertools.count()
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -35,6 +38,19 @@ def own_names():
     yield
     for registry, classes in before:
         registry._classes = classes
+
+
+@pytest.fixture
+def own_folder(tmp_path, monkeypatch):
+    """The current folder is one of the test's own."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def name(own_folder, own_names):
+    """A new name for a plugin whose file the test writes, as a process knows each plugin once; forgotten afterwards."""
+    return f"plugin_{next(NUMBERS)}"
 
 
 @pytest.fixture(autouse=True, scope="module")

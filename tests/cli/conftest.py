@@ -13,6 +13,7 @@ import pytest
 
 import unskew
 from cli.calling import FILES, Call, Said, write_arrays, write_images
+from small_runs import SMALL
 from unskew.base.registry import Registry
 from unskew.cli import main
 
@@ -55,6 +56,22 @@ def call(
         return Said(int(end.value.code or 0), out, err)
 
     return answer
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small run, to be copied."""
+    place = tmp_path_factory.mktemp("made")
+    unskew.run(**{**SMALL, "out": place / "run"})
+    return place
+
+
+@pytest.fixture
+def place(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a copy of the run, from which commands are called."""
+    shutil.copytree(made / "run", tmp_path / "run")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
 @pytest.fixture

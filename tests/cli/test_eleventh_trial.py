@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 import unskew
 from cli.calling import Call, assert_refused, contents
-from trials import SMALL
+from small_runs import SMALL
 from unskew.report.split_plot import plot_split
 from unskew.runs.folder import FILES
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import unskew
-from trials import SMALL
+from small_runs import SMALL
 from unskew.base import storage
 from unskew.cli import main
 

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from awkward import DATA, QUICK, config, in_double, play, rows_without_times
+from small_runs import equal, register, said
 from support import FixedData, gap, golden_task, initial_model, mark_slow, tiny_mlp
-from trials import equal, register, said
 from unskew import tree
 from unskew.base.errors import InputError, SlotError
 from unskew.core.jobs import Job

@@ -7,7 +7,7 @@ import torch
 from torch.optim import lr_scheduler
 
 import unskew
-from trials import said
+from small_runs import said
 from unskew.base.errors import InputError
 from unskew.core.schedule import schedules
 from unskew.runs.config import Run, from_table

@@ -14,7 +14,7 @@ from hypothesis import settings as settings_of
 from hypothesis import strategies as st
 
 import unskew
-from trials import equal
+from small_runs import equal
 from unskew import Dataset, Samples
 from unskew.base import storage
 from unskew.base.errors import InputError

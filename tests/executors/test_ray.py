@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 import unskew
-from trials import equal
+from small_runs import equal
 from unskew import Method, registries
 from unskew.base.errors import ClientError, InputError
 from unskew.cli import main

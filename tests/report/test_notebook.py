@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 import unskew
 from made_runs import make_run
-from trials import SMALL
+from small_runs import SMALL
 from unskew.runs.comparison import CellResult, Cells
 
 PICTURE = re.compile(r"<img [^>]*src='data:image/png;base64,[A-Za-z0-9+/=]+'>")

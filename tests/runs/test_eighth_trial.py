@@ -12,7 +12,7 @@ from PIL import Image
 from torch import nn
 
 import unskew
-from trials import SMALL, equal, play, register, said
+from small_runs import SMALL, equal, play, register, said
 from unskew.base import once
 from unskew.base.errors import InputError, SlotError
 

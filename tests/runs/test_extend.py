@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import unskew
-from trials import SMALL, register, said
+from small_runs import SMALL, register, said
 from unskew import InputError, tree
 from unskew.base import storage
 from unskew.runs.config import read_file

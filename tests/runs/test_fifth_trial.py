@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import unskew
-from trials import SMALL, play, said
+from small_runs import SMALL, play, said
 from unskew.base import once
 from unskew.base.errors import InputError
 from unskew.cli import main

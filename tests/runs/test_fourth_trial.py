@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from trials import SMALL, equal, play, register
+from small_runs import SMALL, equal, play, register
 from unskew import Processor, registries
 from unskew.base import once
 from unskew.base.errors import SlotError

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 import unskew
-from trials import equal, play, said
+from small_runs import equal, play, said
 from unskew.base import once
 from unskew.base.errors import InputError
 

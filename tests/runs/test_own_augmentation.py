@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from trials import equal, play, register
+from small_runs import equal, play, register
 from unskew import Dataset, Draws, Samples, Transform, normalise, registries
 from unskew.base.errors import SlotError
 from unskew.data.transforms import Augment

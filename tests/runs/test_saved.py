@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import unskew
-from trials import SMALL
+from small_runs import SMALL
 from unskew import Dataset, InputError, Samples
 from unskew.base import storage
 from unskew.runs.exporting import write_model

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import unskew
-from trials import play, register, said
+from small_runs import play, register, said
 from unskew.base import once
 from unskew.base.errors import InputError, SlotError
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from trials import play, register, said
+from small_runs import play, register, said
 from unskew import Measure, Method, Wrapper, reducers, tree
 from unskew.base import once
 from unskew.base.errors import InputError, SlotError

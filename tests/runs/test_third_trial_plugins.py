@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import unskew
-from trials import equal, play, register
+from small_runs import equal, play, register
 from unskew import Measure, Method, Processor, param, registries
 from unskew.base import once, plugins
 from unskew.base.errors import InputError, SlotError

@@ -6,8 +6,8 @@ from safetensors.torch import load_file, save_file
 
 import unskew
 from awkward import quick
+from small_runs import SMALL, equal, said
 from support import initial_model
-from trials import SMALL, equal, said
 from unskew import InputError
 from unskew.core.method import methods
 from unskew.core.wrapper import Wrapper
