@@ -4,6 +4,9 @@ import sys
 
 import pytest
 
+import unskew
+from small_runs import EVEN
+from unskew import param
 from unskew.base.errors import InputError
 from unskew.base.plugins import call_object, load_object, load_plugin
 from unskew.core.method import methods
@@ -153,3 +156,41 @@ def test_a_plugin_that_another_one_imports(tmp_path):
     for name in ("a", "b", "a"):
         load_plugin(str(tmp_path / f"imports_{name}.py"))
     assert methods.build("test_imports_a").name == "test_imports_a"
+
+
+# --------------------------------------------------------------------------------------------------- faults in one line
+
+HEAD = "from __future__ import annotations\nimport abc, sys\nfrom unskew import Method, param, registries\n"
+CLASS = '@registries.methods.register("mine")\nclass Mine(Method{}):\n    "Mine."\n    {}\n'
+FILES = {
+    "annotation": (CLASS.format("", 'kind: Literal["a", "b"] = param(default="a", doc="kind")'),
+                   r"Mine\.kind: its annotation \(Literal.*\) has the unknown name 'Literal'; import it"),
+    "abstract": (CLASS.format(", abc.ABC", "@abc.abstractmethod\n    def _x(self): ..."), "Mine leaves _x abstract"),
+    "exception of its own": ("class Mine(BaseException): pass\nraise Mine('no')",
+                             r"cannot be imported: Mine: no \(line 5\)"),
+    "no output": ("sys.stdout = None", r"sets sys\.stdout to None"),
+    "no errors": ("sys.stderr = None", r"sets sys\.stderr to None"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", FILES)
+def test_a_faulty_file_is_one_line(what, tmp_path, own_names):
+    text, said = FILES[what]
+    (tmp_path / "mine.py").write_text(HEAD + text)
+    streams = sys.stdout, sys.stderr
+    with pytest.raises(InputError, match=said) as error:
+        load_plugin(str(tmp_path / "mine.py"))
+    assert "\n" not in str(error.value) and (sys.stdout, sys.stderr) == streams
+
+
+def test_options_may_be_annotated_by_what_the_file_has(tmp_path, own_names):
+    option = 'kind: Literal["a", "b"] = param(default="a", doc="kind")'
+    (tmp_path / "mine.py").write_text(f"{HEAD}from typing import Literal\n{CLASS.format('', option)}")
+    load_plugin(str(tmp_path / "mine.py"))
+    assert methods.build("mine(kind=b)").kind == "b" and param is not None
+
+
+@pytest.mark.parametrize("place", [".", "a-b", "my method"])
+def test_a_plugin_that_is_neither_file_nor_module(place):
+    with pytest.raises(unskew.InputError, match=r"expected a Python file .* or module"):
+        unskew.run("fedavg", plugin=place, **EVEN)

@@ -4,6 +4,11 @@ import dataclasses
 
 import pytest
 
+import small_runs
+import unskew
+from plugin_files import write_part
+from small_runs import EVEN, play
+from unskew import Method
 from unskew.base.errors import InputError
 from unskew.base.registry import options, to_table
 from unskew.base.text import parse, split_list
@@ -152,3 +157,53 @@ def test_other_ways_to_make_an_object_refuse_alike():
         with pytest.raises(InputError) as caught:
             make()
         assert line in str(caught.value)
+
+
+# ------------------------------------------------------------------------------------------- options of a user's method
+
+
+def test_one_component_where_a_list_is_expected():
+    with pytest.raises(InputError, match=r"fedavg.terms: .*write it in brackets, terms=\[prox\]"):
+        play(method="fedavg(terms=prox)")
+
+
+@pytest.mark.parametrize("error", [KeyError, TypeError, RuntimeError])
+def test_options_that_cannot_be_made_are_a_line(error, own_names):
+    def fail(self):
+        raise error("no good")
+
+    with pytest.raises(InputError, match=rf"test_made_\d+: {error.__name__}: .*no good"):
+        play(method=small_runs.make("methods", Method, __post_init__=fail))
+
+
+def test_options_that_change_each_time_are_refused(name):
+    text = """
+mu: float = param(default=1.0, doc="a number")
+other: float | None = param(default=None, doc="filled in")
+def __post_init__(self):
+    object.__setattr__(self, "mu", FACTOR * self.mu)
+    if self.other is None:
+        object.__setattr__(self, "other", 3.0)
+"""
+    plugin = write_part(name, "methods", "Method", text.replace("FACTOR", "2"))
+    with pytest.raises(InputError, match=r"__post_init__ changes mu each time, to 2.0 and then to 4.0"):
+        unskew.run(name, plugin=plugin, **EVEN)
+    assert unskew.run(
+        f"{name}b", plugin=write_part(f"{name}b", "methods", "Method", text.replace("FACTOR", "1")), **EVEN
+    )
+
+
+@pytest.mark.parametrize("decorator", ["@dataclass(frozen=True)", "@dataclass"])
+def test_a_method_that_is_made_a_dataclass(tmp_path, decorator):
+    text = f"""from dataclasses import dataclass
+from unskew import Method, registries
+
+@registries.methods.register("made_dataclass")
+{decorator}
+class M(Method):
+    '''x'''
+    mu: float = 1.0
+"""
+    (tmp_path / "made.py").write_text(text)
+    with pytest.raises(unskew.InputError, match="leave @dataclass out"):
+        unskew.run("made_dataclass", plugin=str(tmp_path / "made.py"), **EVEN)

@@ -11,6 +11,7 @@ import pytest
 
 import unskew
 from unskew.base import user_code
+from unskew.base.user_code.finder import Finder
 from unskew.core.method import methods
 from unskew.core.term import terms
 from unskew.models.base import architectures
@@ -224,3 +225,92 @@ def test_a_plugin_that_was_moved_is_the_same_code(tmp_path):
         (tmp_path / folder / "moved.py").write_text(text)
         seen.append(from_table({"model": f"python:{tmp_path / folder}/moved.py:net"}).find_code())
     assert seen[0] == seen[1] and list(seen[0]) == ["moved.py", "twice in moved.py"]
+
+
+# ------------------------------------------------------------------------------------ in whatever way the code names it
+
+WAYS = """
+import collections, dataclasses, enum, functools, threading, types, torch
+from torch import nn
+
+@dataclasses.dataclass
+class Options:
+    rate: float = VALUE
+    rates: list = dataclasses.field(default_factory=lambda: [VALUE])
+class Lazy:
+    @functools.cached_property
+    def value(self): return VALUE
+class Locked:
+    def __init__(self):
+        self.function, self.lock = (lambda: VALUE), threading.Lock()
+class Listed(list): pass
+
+class Plain:
+    def f(self): return VALUE
+class Heir(Plain): pass
+class Called:
+    def __call__(self): return VALUE
+class Kind(enum.Enum):
+    ONE = VALUE
+class Held:
+    inner = Plain()
+class Holding:
+    def __init__(self): self.own = Plain()
+class Meta(type):
+    @property
+    def value(cls): return VALUE
+class Made(metaclass=Meta): pass
+class Net(nn.Module):
+    def forward(self, x): return VALUE * x
+class Words(dict):
+    def __getitem__(self, key): return VALUE
+@functools.lru_cache
+def cached(): return VALUE
+@torch.no_grad()
+def without(): return VALUE
+def make(value):
+    def inner(): return value
+    return inner
+def wrap(function):
+    @functools.wraps(function)
+    def inner(): return VALUE * function()
+    return inner
+@wrap
+def wrapped(): return 1.0
+one = functools.singledispatch(lambda x: VALUE)
+plain, heir, called, holding, net, words, closure, bound = (
+    Plain(), Heir(), Called(), Holding(), Net(), Words(), make(VALUE), Plain().f)
+layers, listed, space = nn.Sequential(Net()), [1.0, lambda: VALUE], types.SimpleNamespace(f=lambda: VALUE)
+lazy, locked, marked = Lazy(), Locked(), Listed()
+marked.value = VALUE
+made = collections.defaultdict(lambda: VALUE)
+sparse = torch.tensor([VALUE, 0.0]).to_sparse()
+first, second = [1.5], [2.5]
+trio = (first, second, first if VALUE == 1.5 else second)
+pair = collections.namedtuple("pair", "value")(VALUE)
+
+class Used:
+    def slot(self): return NAMED
+"""
+NAMED = [
+    "plain.f()", "heir.f()", "called()", "Kind.ONE.value", "Held.inner.f()", "holding.own.f()", "Made.value",
+    "net(1.0)", "layers(1.0)", "words['a']", "cached()", "without()", "closure()", "bound()", "wrapped()", "one(1)",
+    "listed[1]()", "space.f()", "pair.value", "Options().rate", "Options().rates[0]", "lazy.value",
+    "locked.function()", "marked.value", "made['a']", "float(sparse.to_dense()[0])", "trio[2][0]",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("named", NAMED)
+def test_what_the_code_of_a_script_names_counts(named, monkeypatch):
+    """In whatever way: an object's methods too, and the code that decorators keep."""
+
+    def describe(value):
+        monkeypatch.setitem(sys.modules, "a_script", types.ModuleType("a_script"))
+        space = vars(sys.modules["a_script"])
+        exec(compile(WAYS.replace("VALUE", value).replace("NAMED", named), "a script", "exec"), space)
+        finder = Finder()
+        finder.add(space["Used"])
+        assert space["Used"]().slot() == float(value)
+        return finder.loose
+
+    assert describe("1.5") == describe("1.5") != describe("2.5")

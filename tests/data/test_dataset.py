@@ -156,3 +156,21 @@ def test_fingerprints_of_the_first_version_are_still_understood():
     assert not data(x).has_fingerprint(old)
     assert may_be_same(old, given.fingerprint()) and not may_be_same(old, "0" * 16)
     assert not may_be_same(given.fingerprint(), data(x).fingerprint())
+
+
+@pytest.mark.parametrize("how", ["images upside down", "two labels exchanged", "some images shuffled"])
+def test_samples_that_changed_places_are_other_data(how):
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 255, (64, 1, 8, 8), dtype=np.uint8), rng.integers(0, 10, 64)
+    samples = unskew.Samples(torch.from_numpy(x), torch.from_numpy(y))
+    data = unskew.Dataset("made", samples, samples, classes=tuple("abcdefghij"), mean=(0.5,), std=(0.5,))
+    before = data.fingerprint()
+    assert data.fingerprint() == before
+    if how == "images upside down":
+        x[:] = x[:, :, ::-1].copy()
+    elif how == "two labels exchanged":
+        first, second = 0, int((y != y[0]).argmax())
+        y[[first, second]] = y[[second, first]]
+    else:
+        x[:8] = x[:8][::-1].copy()
+    assert data.fingerprint() != before

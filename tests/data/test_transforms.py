@@ -1,6 +1,8 @@
 import pytest
 import torch
 
+from small_runs import play
+from unskew.base.errors import InputError
 from unskew.data.transforms import Augment, normalise, transforms
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
@@ -107,3 +109,9 @@ def test_presets_and_errors(refused):
     refused(lambda: transforms.build("crop_flap"), "crop_flip")
     refused(lambda: transforms.build("flip").draw(3, (10,), rng()), "flip", "(10,)")
     refused(lambda: transforms.build("fedsol_cinic").draw(3, (1, 4, 4), rng()), "lower crop")
+
+
+@pytest.mark.parametrize("augment", ["augment(cutout=16)", "augment(crop=9)"])
+def test_augmentations_that_leave_nothing_are_refused(augment):
+    with pytest.raises(InputError, match="leaves nothing of most images, which have 8 pixels; lower it"):
+        play(augment=augment)

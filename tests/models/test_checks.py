@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import unskew
+from unskew import Method, registries
 from unskew.base import once
 from unskew.base.errors import InputError
 from unskew.models.base import Architecture, Model, architectures, build
@@ -266,3 +267,43 @@ def test_tensors_of_inference_mode():
         net = Net()
     with pytest.raises(InputError, match=r"was made in torch\.inference_mode"):
         GivenModule.of(net, "fc")
+
+
+def test_a_model_that_does_not_fit_memory_is_one_line():
+    for size in (10**10, 10**18):
+        with pytest.raises(InputError, match=r"model mlp\(hidden=\[1000.*does not fit memory; make it smaller"):
+            build(f"mlp(hidden=[{size}])", (1, 8, 8), 10)
+
+
+# ------------------------------------------------------------------------------------- what a method makes of a network
+
+FOUR = {"data": "digits", "model": "mlp", "clients": 4, "split": "iid", "rounds": 2, "epochs": 1, "lr": 0.1}
+
+
+def with_head(head):
+    return lambda self, model, classes: Model(model.body, head())
+
+
+def spoil(self, model, classes):
+    with torch.no_grad():
+        model.head.weight.fill_(float("nan"))
+    return model
+
+
+NETWORKS = {
+    "lazy": (with_head(lambda: nn.LazyLinear(10)), "'head.weight' is lazy and has no shape yet"),
+    "seven outputs": (with_head(lambda: nn.Linear(64, 7)), r"expected logits of shape \(2, 10\)"),
+    "twelve outputs": (with_head(lambda: nn.Linear(64, 12)), r"expected logits of shape \(2, 10\)"),
+    "other inputs": (with_head(lambda: nn.Linear(63, 10)), r"fails on inputs of shape \(1, 8, 8\)"),
+    "double": (lambda self, model, classes: model.double(), r"convert the network with .float\(\)"),
+    "not a number": (spoil, "'head.weight' holds NaN or infinite values"),
+}
+
+
+@pytest.mark.parametrize("what", NETWORKS)
+def test_what_remodel_gives_is_checked_as_a_network_is(what, own_names):
+    remodel, said = NETWORKS[what]
+    slots = {"__module__": "mine", "remodel": remodel}
+    kind = registries.methods.register("remodelled")(type("Remodelled", (Method,), slots))
+    with pytest.raises(InputError, match=rf"remodelled\.remodel.*{said}"):
+        unskew.run(kind(), **FOUR)

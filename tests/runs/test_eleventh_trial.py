@@ -7,7 +7,6 @@ import os
 import threading
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -248,16 +247,3 @@ def test_an_unfinished_run_that_was_edited_says_so_when_it_is_shown():
     Path("a/run.toml").write_text(text.replace("lr = 0.1", "lr = 0.2"))
     with pytest.raises(InputError, match=r"run.toml was edited"):
         _ = unskew.open("a").about
-
-
-def test_a_network_that_draws_from_numpy_is_told_so_and_not_that_its_head_is_another():
-    class Net(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.fc = torch.nn.Linear(64, 10)
-
-        def forward(self, x):
-            return self.fc(x.flatten(1) + 0.01 * float(np.random.rand()))
-
-    with pytest.raises(InputError, match="gives another output for the same inputs when it is asked again"):
-        unskew.run("fedavg", **{**TINY, "model": Net(), "head": "fc"})

@@ -36,39 +36,6 @@ def make(x):
     return unskew.Dataset("mine", *parts, classes=("a", "b", "c"), mean=(0.5,), std=(0.5,))
 
 
-def test_flat_grey_values_of_a_file_are_those_of_a_dataset(tmp_path):
-    np.savez(tmp_path / "flat.npz", images=FLAT, labels=LABELS, test_images=FLAT, test_labels=LABELS)
-    read = unskew.load(f"npz:{tmp_path / 'flat.npz'}")
-    assert read.train.x.dtype == torch.uint8 and (read.mean, read.std) == ((0.5,), (0.5,))
-    given = play(data=make(FLAT), clients=2)
-    assert given.server["model"]["body.1.weight"].shape[1] == 64
-
-
-def test_integer_features_that_look_like_grey_values_are_said(tmp_path, caplog):
-    np.savez(tmp_path / "flat.npz", images=FLAT.astype(np.int64), labels=LABELS)
-    assert unskew.load(f"npz:{tmp_path / 'flat.npz'}").train.x.dtype == torch.float32
-    assert "integer features up to 255 are used as they are; if they are grey values, save them as uint8" in said(
-        caplog
-    )
-
-
-@pytest.mark.parametrize("shape", [(8, 8, 1), (16, 4, 1), (8, 8, 3)])
-def test_channels_that_may_come_last_are_said(shape, caplog):
-    make(RNG.randint(256, size=(60, *shape)).astype(np.uint8))
-    assert f"are {shape[0]} channels of {shape[1]}x{shape[2]} here; if the channels come last" in said(caplog)
-
-
-def test_channels_first_are_not(caplog):
-    make(RNG.randint(256, size=(60, 3, 8, 3)).astype(np.uint8))
-    assert "channels" not in said(caplog)
-
-
-def test_a_file_whose_channels_may_be_on_either_side_is_said(tmp_path, caplog):
-    np.savez(tmp_path / "both.npz", images=RNG.randint(256, size=(60, 3, 8, 3)).astype(np.uint8), labels=LABELS)
-    unskew.load(f"npz:{tmp_path / 'both.npz'}")
-    assert "are read as [N, H, W, C]; if the channels come first" in said(caplog)
-
-
 # ------------------------------------------------------------------------------- options that do nothing
 
 
@@ -159,14 +126,6 @@ class StochasticDepth(nn.Module):
 class Unused(StochasticDepth):
     def forward(self, x):
         return self.fc(self.first(x.flatten(1)).relu())
-
-
-@pytest.mark.parametrize(("network", "warned"), [(StochasticDepth, False), (Unused, True)])
-def test_a_layer_that_is_skipped_at_random_is_no_unused_one(network, warned, caplog):
-    for seed in range(4):
-        torch.manual_seed(seed)
-        unskew.run(**{**SMALL, "model": network(), "head": "fc", "rounds": 1})
-    assert ("does not depend on body.second" in said(caplog)) is warned
 
 
 def test_fedsol_promises_what_was_measured():

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from small_runs import SMALL, equal, play, register
+from small_runs import equal, play, register
 from unskew import Processor, registries
 from unskew.base import once
 from unskew.base.errors import SlotError
@@ -37,23 +37,6 @@ class Shrinking(nn.Linear):
             if norm > 3.4:
                 self.weight.mul_(3.4 / norm)
         return super().forward(x)
-
-
-@pytest.mark.parametrize("layer", [Constrained, Shrinking])
-@pytest.mark.parametrize("method", ["fedavg", "fedavgm", "finetuned(fedavg)"])
-def test_a_network_that_constrains_its_weights_is_the_same_everywhere(layer, method):
-    """A test of the model does not change the server's: neither the executor nor how often is tested matters."""
-
-    def run(**options):
-        torch.manual_seed(0)
-        net = nn.Sequential(nn.Flatten(), layer(64, 32), nn.ReLU(), nn.Linear(32, 10))
-        plain = {**SMALL, "rounds": 4, "epochs": 2, "batch": 16, "lr": 0.2, "seed": 3, "local_test": "proportional"}
-        return play(method=method, **{**plain, "model": net, "head": "3", **options})
-
-    whole = run(executor="serial")
-    assert equal(whole, run(executor="pool", workers=2))
-    assert equal(whole, run(executor="serial", eval_every=4))
-    assert equal(whole, run(executor="serial", measure=["separability", "fisher"]))
 
 
 @pytest.mark.parametrize("executor", ["serial", "pool"])

@@ -6,7 +6,7 @@ from torch import nn
 
 import unskew
 from unskew import Method, registries
-from unskew.base.errors import InputError, SlotError
+from unskew.base.errors import SlotError
 from unskew.core import reducers
 from unskew.models.base import Model
 
@@ -166,12 +166,3 @@ NETWORKS = {
     "double": (lambda self, model, classes: model.double(), r"convert the network with .float\(\)"),
     "not a number": (spoil, "'head.weight' holds NaN or infinite values"),
 }
-
-
-@pytest.mark.parametrize("what", NETWORKS)
-def test_what_remodel_gives_is_checked_as_a_network_is(what, own_names):
-    remodel, said = NETWORKS[what]
-    slots = {"__module__": "mine", "remodel": remodel}
-    kind = registries.methods.register("remodelled")(type("Remodelled", (Method,), slots))
-    with pytest.raises(InputError, match=rf"remodelled\.remodel.*{said}"):
-        unskew.run(kind(), **SMALL)

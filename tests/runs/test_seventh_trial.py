@@ -105,8 +105,3 @@ def test_nothing_is_said_of_what_was_not_given_or_counts(options, caplog):
     once.warn_once.cache_clear()
     play(**options)
     assert "does nothing" not in said(caplog)
-
-
-def test_one_component_where_a_list_is_expected():
-    with pytest.raises(InputError, match=r"fedavg.terms: .*write it in brackets, terms=\[prox\]"):
-        play(method="fedavg(terms=prox)")

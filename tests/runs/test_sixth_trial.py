@@ -78,15 +78,6 @@ def test_weights_that_nobody_can_read_are_a_line():
         play(method=weigh)
 
 
-@pytest.mark.parametrize("error", [KeyError, TypeError, RuntimeError])
-def test_options_that_cannot_be_made_are_a_line(error):
-    def fail(self):
-        raise error("no good")
-
-    with pytest.raises(InputError, match=rf"test_sixth_\d+: {error.__name__}: .*no good"):
-        play(method=method(__post_init__=fail))
-
-
 def test_an_augmentation_on_another_device_is_a_line():
     name = f"test_sixth_{next(NUMBERS)}"
     body = {"draw": lambda self, n, shape, rng: Draws(torch.rand(n, generator=rng)),

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import unskew
-from unskew import Method, Processor, Split, reducers, registries
+from unskew import Method, Processor, reducers, registries
 from unskew.base import storage, tree
 from unskew.base.errors import InputError, SlotError
 from unskew.core.jobs import Reply
@@ -487,21 +487,6 @@ SPLITS = {
     "out of range": (np.arange(99) + 10**6, [33] * 3, ": sample indices must be in"),
     "twice": (np.zeros(99, int), [33] * 3, ": sample 0 is held 99 times"),
 }
-
-
-@pytest.mark.parametrize("fault", SPLITS)
-def test_a_split_that_does_not_fit_is_named(fault):
-    indices, sizes, said = SPLITS[fault]
-
-    class Odd(Split):
-        """Odd."""
-
-        def assign(self, dataset, clients, rng):
-            return indices, sizes
-
-    registries.splits.register("odd")(Odd)
-    with pytest.raises(InputError, match=rf"split odd.assign.*{said}"):
-        play("fedavg", split="odd")
 
 
 # ------------------------------------------------------------------------------------------------------ signals

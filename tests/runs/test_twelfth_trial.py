@@ -7,9 +7,7 @@ import io
 import itertools
 import json
 import shutil
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -17,7 +15,6 @@ import torch
 
 import unskew
 from unskew.base.errors import InputError, SlotError
-from unskew.base.user_code.finder import Finder
 from unskew.cli import main
 
 TINY = {"clients": 4, "rounds": 2, "steps": 5, "batch": 16, "model": "mlp(hidden=[8])", "split": "iid", "lr": 0.05}
@@ -283,22 +280,6 @@ NAMED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("named", NAMED)
-def test_what_the_code_of_a_script_names_counts(named, monkeypatch):
-    """In whatever way: an object's methods too, and the code that decorators keep."""
-
-    def describe(value):
-        monkeypatch.setitem(sys.modules, "a_script", ModuleType("a_script"))
-        space = vars(sys.modules["a_script"])
-        exec(compile(SCRIPT.replace("VALUE", value).replace("NAMED", named), "a script", "exec"), space)
-        finder = Finder()
-        finder.add(space["Used"])
-        assert space["Used"]().slot() == float(value)
-        return finder.loose
-
-    assert describe("1.5") == describe("1.5") != describe("2.5")
-
-
 # ------------------------------------------------------------------------------ folders that were edited
 
 
@@ -399,21 +380,6 @@ def test_a_run_file_that_no_run_wrote_is_one_line(tmp_path):
     Path("y/run.toml").write_text('method = "fedavg"\n')
     code, said = call("report", "y", "-o", "r.html")
     assert code == 2 and "error:" in said
-
-
-def test_options_that_change_each_time_are_refused(name):
-    text = """
-mu: float = param(default=1.0, doc="a number")
-other: float | None = param(default=None, doc="filled in")
-def __post_init__(self):
-    object.__setattr__(self, "mu", FACTOR * self.mu)
-    if self.other is None:
-        object.__setattr__(self, "other", 3.0)
-"""
-    plugin = write(name, "methods", "Method", text.replace("FACTOR", "2"))
-    with pytest.raises(InputError, match=r"__post_init__ changes mu each time, to 2.0 and then to 4.0"):
-        unskew.run(name, plugin=plugin, **TINY)
-    assert unskew.run(f"{name}b", plugin=write(f"{name}b", "methods", "Method", text.replace("FACTOR", "1")), **TINY)
 
 
 def test_images_that_are_none(done):

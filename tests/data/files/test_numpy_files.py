@@ -4,6 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+import unskew
+from small_runs import play, said
+from unskew.base import once
+from unskew.base.errors import InputError
 from unskew.data.sources import load
 
 RNG = np.random.default_rng(0)
@@ -115,3 +119,72 @@ def test_npz_classes_that_only_the_test_has_are_said(npz, caplog):
     content = {**arrays(), "train_labels": np.arange(20) % 3}
     prepare_data(from_table({"data": npz(**content)}))
     assert "no training sample has class 3" in caplog.text
+
+
+# --------------------------------------------------------------------------------------------------------- two meanings
+
+
+def images_and_labels(n=40):
+    rng = np.random.RandomState(0)
+    return rng.randint(0, 255, (n, 8, 8)).astype(np.uint8), np.arange(n) % 4
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (("train_images", "train_labels", "test_images", "test_labels"), ("x_train", "y_train", "x_test", "y_test")),
+        (("images", "labels"), ("x", "y")),
+        (("train_images", "train_labels", "test_images", "test_labels"), ("images", "labels")),
+    ],
+)
+def test_an_npz_with_two_layouts_is_refused(first, second, tmp_path):
+    held = {name: images_and_labels()["label" in name or name[0] == "y"] for name in (*first, *second)}
+    np.savez(tmp_path / "two.npz", **held)
+    with pytest.raises(InputError, match=f"holds '{first[0]}' and '{second[0]}'.*keep one"):
+        unskew.run(data=f"npz:{tmp_path / 'two.npz'}", split="iid", clients=2, rounds=1)
+
+
+def test_an_npz_with_clients_and_domains_is_refused(tmp_path):
+    x, y = images_and_labels()
+    np.savez(tmp_path / "both.npz", images=x, labels=y, clients=np.arange(40) % 5, domains=np.arange(40) % 3)
+    with pytest.raises(InputError, match=r"holds 'clients' and 'domains'.*keep one"):
+        unskew.run(data=f"npz:{tmp_path / 'both.npz'}", split="domain", rounds=1)
+
+
+def test_a_group_without_a_name_is_refused(tmp_path):
+    x, y = images_and_labels()
+    parts = {"train_images": x, "train_labels": y, "test_images": x, "test_labels": y}
+    groups = np.where(np.arange(40) == 7, np.nan, np.arange(40) % 2)
+    np.savez(tmp_path / "nan.npz", **parts, train_clients=groups)
+    with pytest.raises(InputError, match="group ids must be finite, got nan at position 7"):
+        unskew.run(data=f"npz:{tmp_path / 'nan.npz'}", split="natural", rounds=1)
+
+
+def test_a_share_of_test_samples_that_does_nothing_is_named(tmp_path, caplog):
+    once.warn_once.cache_clear()
+    x, y = images_and_labels()
+    np.savez(tmp_path / "own.npz", train_images=x, train_labels=y, test_images=x, test_labels=y)
+    play(data=f"npz(path='{tmp_path / 'own.npz'}', test=0.3)", rounds=1)
+    assert "brings test samples of its own, so test = 0.3 does nothing" in said(caplog)
+
+
+# ----------------------------------------------------------------------------------------------------- single precision
+
+WIDE = {
+    "between 1.7e\\+09 and 1.7\\d*e?.*, which float32 hardly tells apart; subtract": 1.7e9 + np.linspace(0, 60, 200),
+    "which float32 hardly tells apart; subtract": 1e-60 * np.arange(200),
+    "do not fit into float32; scale them": 1e300 * np.arange(200),
+}
+
+
+@pytest.mark.parametrize("line", WIDE)
+def test_features_that_float32_cannot_hold_are_refused(line, tmp_path):
+    np.savez(tmp_path / "q.npz", images=np.stack([np.arange(200.0), WIDE[line]], 1), labels=np.arange(200) % 4)
+    with pytest.raises(InputError, match=line):
+        load(f"npz:{tmp_path / 'q.npz'}")
+
+
+def test_features_that_are_rounded_are_said(tmp_path, caplog):
+    np.savez(tmp_path / "q.npz", images=(1.7e9 + np.linspace(0, 5000, 200))[:, None], labels=np.arange(200) % 4)
+    load(f"npz:{tmp_path / 'q.npz'}")
+    assert "hardly tells apart (about 24 steps)" in said(caplog)

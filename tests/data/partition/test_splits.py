@@ -5,7 +5,9 @@ from hypothesis import strategies as st
 from numpy.random import RandomState
 
 from data.partition.toys import label_data, uniform
+from small_runs import play_one_step
 from support import golden, golden_names
+from unskew import Split
 from unskew.base.errors import InputError
 from unskew.data.partition.listed import ListedPartition
 from unskew.data.partition.splits import _deal, _draw_counts, splits
@@ -237,3 +239,33 @@ def test_large_cuts(text, clients, samples):
     partition = splits.build(text).cut(uniform(samples), clients, 0)
     assert len(partition) == clients
     assert len(partition.indices) == samples
+
+
+# --------------------------------------------------------------------------------------------------------- a user's own
+
+SPLITS = {
+    "floats": (np.arange(99) + 0.7, [33] * 3, "must return indices as a list of whole numbers, got float64 of shape"),
+    "sizes": (np.arange(99), [33.5, 33.0, 32.5], "must return sizes as a list of whole numbers, got float64"),
+    "truth": (np.ones(1438, bool), [1438, 0, 0], "must return indices as a list of whole numbers, got bool"),
+    "nested": ([[0, 1], [2]], [2, 1, 0], "must return indices as a list of whole numbers"),
+    "too few": (np.arange(99), [33] * 2, "a size for each of 3 clients, .* the 99 indices; got 2 that add up to 66"),
+    "too many": (np.arange(99), [50] * 3, "got 3 that add up to 150"),
+    "negative": (np.arange(99), [100, -1, 0], "got 3 that add up to 99, the smallest -1"),
+    "out of range": (np.arange(99) + 10**6, [33] * 3, ": sample indices must be in"),
+    "twice": (np.zeros(99, int), [33] * 3, ": sample 0 is held 99 times"),
+}
+
+
+@pytest.mark.parametrize("fault", SPLITS)
+def test_a_split_that_does_not_fit_is_named(fault, own_names):
+    indices, sizes, said = SPLITS[fault]
+
+    class Odd(Split):
+        """Odd."""
+
+        def assign(self, dataset, clients, rng):
+            return indices, sizes
+
+    splits.register("odd")(Odd)
+    with pytest.raises(InputError, match=rf"split odd.assign.*{said}"):
+        play_one_step("fedavg", split="odd")

@@ -1,7 +1,15 @@
 """The user's own data, good and bad."""
 
+from pathlib import Path
+
+import numpy as np
+import pytest
 from PIL import Image
 
+import unskew
+from small_runs import EVEN, said
+from unskew.base import once
+from unskew.base.errors import InputError
 from unskew.data.sources import load
 
 
@@ -77,3 +85,71 @@ def test_python(tmp_path, refused, monkeypatch):
     refused(lambda: load("python:four"), "file.py:function")
     file.write_text("def broken(:\n")
     refused(lambda: load(f"python:{file}:four"), "SyntaxError")
+
+
+@pytest.mark.parametrize("data", ["x.npz", "./x.csv", "folder/images", "/somewhere/x.npz"])
+def test_a_bare_path_as_data_is_told_its_kind(data):
+    with pytest.raises(unskew.InputError, match="looks like a file or folder; say what it is, as in npz"):
+        unskew.run("fedavg", data=data, **EVEN)
+
+
+# ---------------------------------------------------------------------------------------------------- folders of images
+
+
+def draw(root, *folders, mode=None):
+    for folder in folders:
+        place = Path(root, folder)
+        place.mkdir(parents=True)
+        for number in range(6):
+            pixels = np.random.RandomState(number).randint(0, 255, (8, 8, 3)).astype(np.uint8)
+            image = (
+                Image.fromarray(pixels) if mode is None else Image.fromarray(pixels[..., 0].astype(np.float32) / 255)
+            )
+            image.save(place / f"{number}.{'png' if mode is None else 'tiff'}")
+    return root
+
+
+@pytest.mark.parametrize(
+    "folders",
+    [("train/a", "train/b"), ("Train/a", "Train/b", "Test/a", "Test/b"), ("training/a", "testing/a"),
+     ("train/a", "val/a")],
+)  # fmt: skip
+def test_parts_are_not_taken_for_classes(tmp_path, folders):
+    draw(tmp_path, *folders)
+    with pytest.raises(InputError, match="expected 'train' and 'test' side by side, spelt so"):
+        load(f"folder(path='{tmp_path}', size=8)")
+
+
+def test_parts_are_not_taken_for_clients(tmp_path):
+    draw(tmp_path, "train/c1/a", "train/c1/b", "test/c1/a")
+    with pytest.raises(InputError, match="expected one folder per client"):
+        load(f"clients_folder(path='{tmp_path}', size=8)")
+
+
+def test_a_class_may_be_called_train(tmp_path):
+    assert load(f"folder(path='{draw(tmp_path / 'x', 'train', 'car')}', size=8)").classes == ("car", "train")
+    found = load(f"clients_folder(path='{draw(tmp_path / 'y', 'c1/a', 'c1/b', 'c2/a')}', size=8)")
+    assert found.group_names == ("c1", "c2") and found.classes == ("a", "b")
+
+
+def test_classes_of_folders_only_are_said(tmp_path, caplog):
+    once.warn_once.cache_clear()
+    load(f"folder(path='{draw(tmp_path, 'a/x', 'b/y')}', size=8)")
+    assert "no class's folder holds images but in folders below it" in said(caplog)
+
+
+def test_images_of_floats_are_refused(tmp_path):
+    with pytest.raises(InputError, match="holds floating-point pixels, whose range is unknown"):
+        load(f"folder(path='{draw(tmp_path, 'a', 'b', mode='F')}', size=8)")
+
+
+@pytest.mark.parametrize("suffix", ["gif", "tif"])
+def test_a_file_of_several_pictures_is_refused(suffix, tmp_path):
+    for label in "ab":
+        (tmp_path / "images" / label).mkdir(parents=True)
+        for number in range(10):
+            Image.new("L", (8, 8), 20 * number).save(tmp_path / "images" / label / f"{number}.png")
+    first, *more = (Image.new("L", (8, 8), grey) for grey in (0, 100, 200))
+    first.save(tmp_path / "images" / "a" / f"film.{suffix}", save_all=True, append_images=more)
+    with pytest.raises(InputError, match=rf"film\.{suffix}: holds 3 pictures.*one picture a file"):
+        unskew.run(data=f"folder:{tmp_path / 'images'}", split="iid", clients=2, rounds=1)
