@@ -4,8 +4,12 @@ import logging
 from pathlib import Path
 
 import pytest
+import torch
+import torch.nn.functional as F
 
+import unskew
 from awkward import DATA, in_double, play, quick
+from small_runs import SMALL, make, said
 from support import gap, initial_model, mark_slow
 from unskew.base.errors import InputError
 from unskew.core.method import Method, methods
@@ -128,3 +132,20 @@ def test_a_run_says_what_to_expect_of_stacked(caplog):
         assert len(said) == expected
     play("feddecorr", rounds=1)
     assert not [record for record in caplog.records if "executor stacked with" in record.message]
+
+
+def test_fedsol_promises_what_was_measured():
+    assert find_tolerance(methods.build("fedsol")) == 0.2 > USUAL
+
+
+def test_a_mean_over_padding_from_the_second_round_on_is_found(caplog, own_names):
+    def criterion(self, c, out, batch):
+        return batch.cross_entropy(out.logits) if c.round <= 1 else F.cross_entropy(out.logits, batch.y)
+
+    name = make("methods", unskew.Method, criterion=criterion)
+    options = {"method": name, "clients": 6, "split": "dirichlet_uncapped:0.3", "rounds": 3, "lr": 0.1}
+    stacked = unskew.run(**{**SMALL, **options}, executor="stacked")
+    assert "cannot run for many clients at once" in said(caplog)
+    serial = unskew.run(**{**SMALL, **options})
+    for key, value in serial.server["model"].items():
+        torch.testing.assert_close(stacked.server["model"][key], value, rtol=1e-3, atol=1e-4)

@@ -8,8 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import unskew
 from awkward import DATA, QUICK, config, in_double, play, rows_without_times
-from small_runs import equal, register, said
+from plugin_files import write, write_part
+from small_runs import EVEN, SKEWED, equal, register, said, weights
 from support import FixedData, gap, golden_task, initial_model, mark_slow, tiny_mlp
 from unskew import tree
 from unskew.base.errors import InputError, SlotError
@@ -232,3 +234,65 @@ def test_a_plugins_optimiser_that_returns_nonsense_is_one_line():
     register("optimisers", "test_none", Optimiser, step=lambda self, params, grads, memory, settings: params)
     with pytest.raises(SlotError, match=r"optimiser test_none.step must return two trees"):
         play("fedavg", local={**LOCAL, "optimiser": "test_none"})
+
+
+# ----------------------------------------------------------------------------- what a user's own remembers and declares
+
+HEAVY = """
+copies: bool = param(default=False, doc="whether it remembers copies")
+def init(self, params):
+    return tree.copy(params) if self.copies else params
+def step(self, params, grads, memory, settings):
+    moved = {k: params[k] - settings.lr * grads[k] + 0.9 * (params[k] - memory[k]) for k in grads}
+    return moved, tree.copy(params) if self.copies else params
+"""
+ANCHORED = """
+copies: bool = param(default=False, doc="whether it remembers copies")
+def init(self, params):
+    return {k: v.clone() if self.copies else v.view(v.shape) for k, v in params.items()}
+def step(self, params, grads, memory, settings):
+    return {k: params[k] - settings.lr * (grads[k] + params[k] - memory[k]) for k in grads}, memory
+"""
+AHEAD = """
+copies: bool = param(default=False, doc="whether it remembers copies")
+def init(self, params):
+    return tree.zeros_like(params)
+def step(self, params, grads, memory, settings):
+    moved = {k: params[k] - settings.lr * (grads[k] + 0.1 * (params[k] - memory[k])) for k in grads}
+    return moved, tree.copy(moved) if self.copies else moved
+"""
+
+
+@pytest.mark.parametrize("executor", ["serial", "stacked"])
+@pytest.mark.parametrize("rule", [HEAVY, ANCHORED, AHEAD], ids=["heavy ball", "anchored", "remembers its answer"])
+def test_an_optimiser_remembers_the_parameters_of_then(name, rule, executor):
+    plugin = write_part(name, "optimisers", "Optimiser", rule)
+    found = [
+        weights(unskew.run(optimiser=f"{name}(copies={kept})", plugin=plugin, executor=executor, **EVEN))
+        for kept in ("true", "false")
+    ]
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("executor", ["serial", "stacked"])
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("[p.mul_(1.5) for p in params.values()]; return {}", "must not change what it is given, and changed params"),
+        ("return 3", "must return a tree, what it remembers, got"),
+    ],
+)
+def test_what_an_optimiser_s_init_does_wrong_is_named(line, says, executor, name):
+    plugin = write(name, f"@registries.optimisers.register('{name}')\nclass Mine(Optimiser):\n    '''x'''\n"
+                   f"    def init(self, params):\n        {line}\n"
+                   "    def step(self, params, grads, memory, settings):\n"
+                   "        return {n: params[n] - settings.lr * g for n, g in grads.items()}, memory\n")  # fmt: skip
+    with pytest.raises(SlotError, match=f"optimiser {name}.init {says}"):
+        unskew.run(plugin=plugin, optimiser=name, executor=executor, **SKEWED)
+
+
+@pytest.mark.parametrize("line", ["uses = ('momentun',)", "uses = 'momentum'", "stacked_tolerance = 'x'"])
+def test_declarations_of_an_optimiser_that_do_nothing_are_refused(name, line):
+    text = f"@registries.optimisers.register('{name}')\nclass Mine(Optimiser):\n    '''x'''\n    {line}\n"
+    with pytest.raises(InputError, match=r"optimiser Mine: (uses must be a tuple|stacked_tolerance must be a number)"):
+        unskew.run(plugin=write(name, text), optimiser=name, **SKEWED)

@@ -1,5 +1,6 @@
 """The learning rate over the rounds."""
 
+import math
 import re
 
 import pytest
@@ -7,9 +8,10 @@ import torch
 from torch.optim import lr_scheduler
 
 import unskew
-from small_runs import said
-from unskew.base.errors import InputError
-from unskew.core.schedule import schedules
+from plugin_files import write_part
+from small_runs import EVEN, SKEWED, equal, play, register, said, weights
+from unskew.base.errors import InputError, SlotError
+from unskew.core.schedule import Schedule, schedules
 from unskew.runs.config import Run, from_table
 
 
@@ -136,3 +138,79 @@ def test_bad_schedules_are_one_line(local, line):
 def test_a_warm_up_longer_than_the_run_is_said(caplog):
     unskew.run("fedavg", lr="warmup(0.1, 7)", rounds=1, clients=3, steps=1)
     assert "gives at most 0.125 of local.lr within 1 rounds" in said(caplog)
+
+
+# --------------------------------------------------------------------------------------------------------- a user's own
+
+
+def schedule(name, *lines):
+    """A plugin with a schedule of this name."""
+    body = "\n".join(lines)
+    return write_part(name, "schedules", "Schedule", body)
+
+
+@pytest.mark.parametrize(
+    ("factor", "line"),
+    [
+        (lambda self, done: None, "got None"),
+        (lambda self, done: -1.0, r"got -1\.0"),
+        (lambda self, done: math.nan, "got nan"),
+        (lambda self, done: torch.ones(2), r"got tensor\(\[1\., 1\.\]\)"),
+        (lambda self, done: 1 / done, "ZeroDivisionError: .*, in schedule odd.factor"),
+    ],
+)
+def test_a_schedule_that_gives_no_factor_is_one_line(factor, line, own_names):
+    register("schedules", "odd", Schedule, factor=factor)
+    with pytest.raises(SlotError, match=f"the server failed in round 1: .*{line}"):
+        play(schedule="odd")
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (
+            "def for_rounds(self, rounds): raise ValueError('boom')",
+            "ValueError: boom, in schedule {name}.for_round",
+        ),
+        ("def for_rounds(self, rounds): pass", "{name}.for_rounds must return a schedule, such as self, got None"),
+        ("def factor(self, done): return torch.ones((), device='meta')", "must return a finite number from 0 up"),
+        ("def factor(self, done): return True", "must return a finite number from 0 up, got True"),
+    ],
+)
+def test_faults_of_a_schedule_are_one_line(line, says, name):
+    plugin = schedule(name, "def factor(self, done): return 1.0", line)
+    with pytest.raises(SlotError, match=says.format(name=name)):
+        unskew.run(plugin=plugin, schedule=name, **SKEWED)
+
+
+@pytest.mark.parametrize(
+    "expression",
+    ["float(np.random.rand()) + 0.1", "random.random() + 0.1", "float(torch.rand(())) + 0.1", "next(Mine.calls)"],
+)
+def test_a_schedule_that_is_not_the_same_when_asked_again_is_named(expression, name):
+    plugin = schedule(name, "import itertools", "calls = itertools.count(1)",
+                      f"def factor(self, done): return {expression}")  # fmt: skip
+    with pytest.raises(SlotError, match=rf"schedule {name}.factor must depend on the rounds done alone"):
+        unskew.run(plugin=plugin, schedule=name, **SKEWED)
+
+
+def test_a_schedule_that_asks_for_the_rounds_makes_an_extended_run_another_one(name):
+    plugin = schedule(name, "total: int = 0",
+                      "def for_rounds(self, rounds): return dataclasses.replace(self, total=rounds)",
+                      "def factor(self, done): return 1.0 - 0.9 * done / self.total")  # fmt: skip
+    unskew.run(plugin=plugin, schedule=name, out="a", **SKEWED)
+    fresh = unskew.run(plugin=plugin, schedule=name, **{**SKEWED, "rounds": 4})
+    longer = unskew.extend("a", 4)
+    assert longer.summary["extended"][0]["same"] is False
+    assert longer.summary["run"] != fresh.summary["run"]
+
+
+def test_a_schedule_may_give_a_tensor(own_names):
+    register("schedules", "halved", Schedule, factor=lambda self, done: torch.tensor(0.5) ** done)
+    assert equal(play(schedule="halved"), play(schedule="exponential(decay=0.5)"))
+
+
+def test_a_schedule_may_give_numbers_of_numpy(name):
+    text = "def factor(self, done):\n    return np.float32(1.0)"
+    plugin = write_part(name, "schedules", "Schedule", text)
+    assert torch.equal(weights(unskew.run(schedule=name, plugin=plugin, **EVEN)), weights(unskew.run(**EVEN)))

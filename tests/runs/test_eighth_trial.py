@@ -7,14 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from PIL import Image
 from torch import nn
 
 import unskew
 from small_runs import SMALL, equal, play, register, said
 from unskew.base import once
-from unskew.base.errors import InputError, SlotError
+from unskew.base.errors import InputError
 
 NUMBERS = itertools.count()
 
@@ -66,48 +65,7 @@ LATE = {
 }
 
 
-@pytest.mark.parametrize("executor", ["serial", "pool", "stacked"])
-@pytest.mark.parametrize("line", LATE)
-def test_a_processor_that_fails_later_is_named(line, executor):
-    def encode(self, c, groups, memory, stream):
-        late = torch.ones(1) if c.round > 1 else torch.zeros(1)
-        return {group: {**own, "late": late} for group, own in groups.items()}, {}
-
-    def decode(self, groups):
-        made = {}
-        for group, own in groups.items():
-            values = {n: LATE[line](v, bool(own["late"])) for n, v in own.items() if n != "late"}
-            made[group] = {name: value for name, value in values.items() if value is not None}
-        return made
-
-    name = make("processors", unskew.Processor, encode=encode, decode=decode)
-    with pytest.raises(SlotError, match=rf"{name}.decode {line}"):
-        play(wire=[name], executor=executor, rounds=3)
-
-
-def test_a_processor_that_sends_nothing_later_is_named():
-    def encode(self, c, groups, memory, stream):
-        return (groups if c.round == 1 else {}), {}
-
-    name = make("processors", unskew.Processor, encode=encode)
-    with pytest.raises(SlotError, match=rf"{name}.decode must give back what encode got"):
-        play(wire=[name], rounds=2)
-
-
 # -------------------------------------------------------------------------------------------------- stacked
-
-
-def test_a_mean_over_padding_from_the_second_round_on_is_found(caplog):
-    def criterion(self, c, out, batch):
-        return batch.cross_entropy(out.logits) if c.round <= 1 else F.cross_entropy(out.logits, batch.y)
-
-    name = make("methods", unskew.Method, criterion=criterion)
-    options = {"method": name, "clients": 6, "split": "dirichlet_uncapped:0.3", "rounds": 3, "lr": 0.1}
-    stacked = play(**options, executor="stacked")
-    assert "cannot run for many clients at once" in said(caplog)
-    serial = play(**options)
-    for key, value in serial.server["model"].items():
-        torch.testing.assert_close(stacked.server["model"][key], value, rtol=1e-3, atol=1e-4)
 
 
 # ----------------------------------------------------------------------------------------------------- data

@@ -91,63 +91,6 @@ def test_a_network_may_still_seed_torch_itself(name):
     assert torch.allclose(one, other, atol=1e-6)
 
 
-def test_a_schedule_that_asks_for_the_rounds_makes_an_extended_run_another_one(name):
-    plugin = schedule(name, "total: int = 0",
-                      "def for_rounds(self, rounds): return dataclasses.replace(self, total=rounds)",
-                      "def factor(self, done): return 1.0 - 0.9 * done / self.total")  # fmt: skip
-    unskew.run(plugin=plugin, schedule=name, out="a", **TINY)
-    fresh = unskew.run(plugin=plugin, schedule=name, **{**TINY, "rounds": 4})
-    longer = unskew.extend("a", 4)
-    assert longer.summary["extended"][0]["same"] is False
-    assert longer.summary["run"] != fresh.summary["run"]
-
-
-@pytest.mark.parametrize(
-    "expression",
-    ["float(np.random.rand()) + 0.1", "random.random() + 0.1", "float(torch.rand(())) + 0.1", "next(Mine.calls)"],
-)
-def test_a_schedule_that_is_not_the_same_when_asked_again_is_named(expression, name):
-    plugin = schedule(name, "import itertools", "calls = itertools.count(1)",
-                      f"def factor(self, done): return {expression}")  # fmt: skip
-    with pytest.raises(SlotError, match=rf"schedule {name}.factor must depend on the rounds done alone"):
-        unskew.run(plugin=plugin, schedule=name, **TINY)
-
-
-@pytest.mark.parametrize(
-    ("line", "says"),
-    [
-        (
-            "def for_rounds(self, rounds): raise ValueError('boom')",
-            "ValueError: boom, in schedule {name}.for_round",
-        ),
-        ("def for_rounds(self, rounds): pass", "{name}.for_rounds must return a schedule, such as self, got None"),
-        ("def factor(self, done): return torch.ones((), device='meta')", "must return a finite number from 0 up"),
-        ("def factor(self, done): return True", "must return a finite number from 0 up, got True"),
-    ],
-)
-def test_faults_of_a_schedule_are_one_line(line, says, name):
-    plugin = schedule(name, "def factor(self, done): return 1.0", line)
-    with pytest.raises(SlotError, match=says.format(name=name)):
-        unskew.run(plugin=plugin, schedule=name, **TINY)
-
-
-@pytest.mark.parametrize("executor", ["serial", "stacked"])
-@pytest.mark.parametrize(
-    ("line", "says"),
-    [
-        ("[p.mul_(1.5) for p in params.values()]; return {}", "must not change what it is given, and changed params"),
-        ("return 3", "must return a tree, what it remembers, got"),
-    ],
-)
-def test_what_an_optimiser_s_init_does_wrong_is_named(line, says, executor, name):
-    plugin = write(name, f"@registries.optimisers.register('{name}')\nclass Mine(Optimiser):\n    '''x'''\n"
-                   f"    def init(self, params):\n        {line}\n"
-                   "    def step(self, params, grads, memory, settings):\n"
-                   "        return {n: params[n] - settings.lr * g for n, g in grads.items()}, memory\n")  # fmt: skip
-    with pytest.raises(SlotError, match=f"optimiser {name}.init {says}"):
-        unskew.run(plugin=plugin, optimiser=name, executor=executor, **TINY)
-
-
 def test_an_edited_measure_makes_a_new_cell_and_is_not_mixed_with_the_old_one(name):
     def put(value):
         return write(name, f"@registries.measures.register('{name}')\nclass Mine(Measure):\n    '''x'''\n"
@@ -222,22 +165,6 @@ def test_weigh_that_changes_the_initial_model_is_named(name, executor):
                     "    return [reply.weight for reply in replies]")  # fmt: skip
     with pytest.raises(SlotError, match=rf"{name}.weigh .*s.initial"):
         unskew.run(name, plugin=plugin, executor=executor, **TINY)
-
-
-def test_a_reducer_that_changes_the_initial_model_when_it_is_made_is_named(name):
-    lines = ["class Sum(reducers.Reducer):", "    def __init__(self, s):",
-             "        s.initial['model']['head.weight'].mul_(1.5)", f"@registries.methods.register('{name}')",
-             "class Mine(Method):", "    '''x'''",
-             "    reducers = {'delta': Sum, 'buffers': reducers.buffers}"]  # fmt: skip
-    with pytest.raises(SlotError, match=r"Sum.__init__ .*s.initial"):
-        unskew.run(name, plugin=write(name, "\n".join(lines) + "\n"), **TINY)
-
-
-@pytest.mark.parametrize("line", ["uses = ('momentun',)", "uses = 'momentum'", "stacked_tolerance = 'x'"])
-def test_declarations_of_an_optimiser_that_do_nothing_are_refused(name, line):
-    text = f"@registries.optimisers.register('{name}')\nclass Mine(Optimiser):\n    '''x'''\n    {line}\n"
-    with pytest.raises(InputError, match=r"optimiser Mine: (uses must be a tuple|stacked_tolerance must be a number)"):
-        unskew.run(plugin=write(name, text), optimiser=name, **TINY)
 
 
 def test_an_unfinished_run_that_was_edited_says_so_when_it_is_shown():

@@ -6,7 +6,6 @@ import sys
 import pytest
 import torch
 
-import unskew
 from small_runs import play, register, said
 from unskew import Draws, Method, Transform, normalise
 from unskew.base import once
@@ -72,12 +71,6 @@ def test_what_does_nothing_is_said(options, line, caplog):
     assert line in said(caplog)
 
 
-def test_weights_that_nobody_can_read_are_a_line():
-    weigh = method(weigh=lambda self, s, replies: [torch.ones((), device="meta")] * len(replies))
-    with pytest.raises(SlotError, match="weigh must return a list of 3 weights"):
-        play(method=weigh)
-
-
 def test_an_augmentation_on_another_device_is_a_line():
     name = f"test_sixth_{next(NUMBERS)}"
     body = {"draw": lambda self, n, shape, rng: Draws(torch.rand(n, generator=rng)),
@@ -85,14 +78,3 @@ def test_an_augmentation_on_another_device_is_a_line():
     register("transforms", name, Transform, **body)
     with pytest.raises(SlotError, match="gives samples on another device"):
         play(augment=name)
-
-
-def test_a_brief_does_not_replace_the_message():
-    name = method(
-        survey=lambda self, c: {"counts": {"n": c.counts.double()}},
-        digest=lambda self, s, server, merged: server,
-        brief=lambda self, s, server, client: {"model": {k: v * 0 for k, v in server["model"].items()}},
-        survey_reducers={"counts": unskew.reducers.total},
-    )
-    with pytest.raises(SlotError, match="brief sends group 'model', which download has sent already"):
-        play(method=name)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from small_runs import play, register, said
-from unskew import Measure, Method, Wrapper, reducers, tree
+from unskew import Method, Wrapper, reducers, tree
 from unskew.base import once
 from unskew.base.errors import InputError, SlotError
 
@@ -205,37 +205,3 @@ def test_a_correction_that_returns_something_now_and_then_is_none_of_these(caplo
 
 
 # ------------------------------------------------------------------------------------------- lines that say what came
-
-
-@pytest.mark.parametrize("dtype", ["int64", "bool", "complex64"])
-def test_scores_of_another_type_are_told_by_it(dtype):
-    def predict(self, c, params, x):
-        return c.forward(params, x, "eval").logits.to(getattr(torch, dtype))
-
-    with pytest.raises(SlotError, match=rf"a floating tensor of shape .*, got a tensor of shape .* \({dtype}\)"):
-        play(method=method(f"tt_scores_{dtype}", predict=predict))
-
-
-def test_a_weight_that_is_a_boolean_is_told_by_its_type():
-    def weight(self, c, params):
-        return torch.tensor(True)
-
-    with pytest.raises(SlotError, match=r"a number or a tensor of one without dimensions, got .* shape \[\] \(bool\)"):
-        play(method=method("tt_weight", weight=weight))
-
-
-def test_a_measure_that_gives_text_is_told_what_is_expected():
-    def figures(self, look):
-        return {"a": "x"}
-
-    register("measures", "tt_text", Measure, figures=figures)
-    with pytest.raises(SlotError, match=r"gives figures in which 'a' must be a number, None, .* got str 'x'"):
-        play(measure="tt_text")
-
-
-def test_a_reducer_that_compares_from_the_third_dimension_on_is_refused():
-    class Late(reducers.mean):
-        alike = 3
-
-    with pytest.raises(InputError, match=r"Late.alike must be None, 0 .* or 1 .*, got 3"):
-        play(method=method("tt_late", reducers={**Method.reducers, "delta": Late}))

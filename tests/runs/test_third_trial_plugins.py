@@ -6,9 +6,8 @@ from torch import nn
 
 import unskew
 from small_runs import equal, play, register
-from unskew import Measure, Method, Processor
+from unskew import Method
 from unskew.base.errors import InputError, SlotError
-from unskew.core import reducers
 from unskew.terms.prox import Prox
 
 EXECUTORS = ["serial", "pool", "stacked"]
@@ -61,32 +60,6 @@ def drawing():
     return {"model": Noisy(), "head": "fc"}
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
-@pytest.mark.parametrize("hook", ["before_step", "step", "trained"])
-@pytest.mark.parametrize("network", [plain_dropout, drawing])
-def test_a_measure_that_makes_passes_changes_no_result(network, hook, executor, own_names):
-    options = {**network(), "executor": executor}
-    register("measures", "size", Measure, **{hook: note_size})
-    plain, looked = play(**options), play(measure="size", **options)
-    assert equal(plain, looked) and plain.rounds[-1]["loss"] == looked.rounds[-1]["loss"]
-
-
-@pytest.mark.parametrize("hook", ["before_step", "trained"])
-def test_a_measure_that_draws_changes_no_result(hook, own_names):
-    register("measures", "draws", Measure, **{hook: draw})
-    plain, *others = play(**drawing()), *(play(measure="draws", executor=how, **drawing()) for how in EXECUTORS)
-    assert equal(plain, others[0]) and equal(plain, others[1]) and are_near(plain, others[2])
-
-
-def test_figures_draw_the_same_on_every_executor(own_names):
-    register("measures", "draws", Measure, figures=lambda self, look: {"drawn": float(torch.rand(()))},
-             summarise=lambda self, rows: {"last": float(torch.rand(()))})  # fmt: skip
-    runs = [play(measure="draws", executor=how) for how in ("serial", "pool", "stacked")]
-    found = [[row["measures"]["drawn"] for row in run.rounds] for run in runs]
-    assert found[0] == found[1] == found[2] and len(set(found[0])) == 3
-    assert len({run.summary["measures"]["last"] for run in runs}) == 1
-
-
 def count_on_self(self, *given):
     object.__setattr__(self, "_n", getattr(self, "_n", 0) + 1)
     return {}
@@ -130,24 +103,6 @@ MEASURES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
-@pytest.mark.parametrize("what", MEASURES)
-def test_a_faulty_measure_is_one_line(what, executor, own_names):
-    bodies, said = MEASURES[what]
-    names = [("one", "two")[place] for place, _ in enumerate(bodies)]
-    for name, body in zip(names, bodies, strict=True):
-        register("measures", name, Measure, **body)
-    with pytest.raises(SlotError, match=said) as error:
-        play(measure=["fisher", "drift", *names], executor=executor)
-    assert "\n" not in str(error.value)
-
-
-def test_a_measure_may_note_often_and_under_names_of_its_own(own_names):
-    register("measures", "one", Measure, step=noting("a"), trained=noting("b"), before_step=noting("a"))
-    for executor in EXECUTORS:
-        play(measure="one,fisher", executor=executor)
-
-
 # ----------------------------------------------------------------------------------------------------- wire
 
 
@@ -166,29 +121,6 @@ def send(self, c, groups, memory, stream):
     return groups, {}
 
 
-def test_decode_draws_from_a_stream_of_client_and_round(tmp_path, own_names):
-    register("processors", "noisy", Processor, encode=send, decode=lambda self, groups: add_noise(groups))
-    options = {"wire": "noisy", "rounds": 3, "checkpoint_every": 1}
-    serial, again, pool, stacked = (play(executor=how, **options) for how in ("serial", "serial", "pool", "stacked"))
-
-    def stop(row):
-        if row["round"] == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        play(out=tmp_path / "cut", watch=stop, **options)
-    assert equal(serial, again) and equal(serial, pool) and equal(serial, unskew.resume(tmp_path / "cut"))
-    assert are_near(serial, stacked)
-
-
-def test_encode_that_draws_works_client_by_client_in_a_stack(caplog, own_names):
-    encode = lambda self, c, groups, memory, stream: (add_noise(groups), {})  # noqa: E731
-    register("processors", "noisy", Processor, encode=encode)
-    serial, pool, stacked = (play(wire="noisy", executor=how) for how in EXECUTORS)
-    assert "draws from torch's global generator" in caplog.text
-    assert equal(serial, pool) and are_near(serial, stacked)
-
-
 def fail(self, groups):
     raise ValueError("mine")
 
@@ -204,25 +136,6 @@ DECODE = {
     "gives nothing": (lambda self, groups: None, "decode must return groups .* got None"),
     "loses": (lambda self, groups: {}, "decode must give back what encode got"),
 }
-
-
-@pytest.mark.parametrize("executor", EXECUTORS)
-@pytest.mark.parametrize("what", DECODE)
-def test_a_faulty_decode_is_one_line(what, executor, own_names):
-    decode, said = DECODE[what]
-    register("processors", "noisy", Processor, encode=send, decode=decode)
-    with pytest.raises(SlotError, match=said) as error:
-        play(wire="noisy", executor=executor)
-    assert "\n" not in str(error.value) and "in round 1" in str(error.value)
-
-
-def test_a_decode_that_fails_later_names_the_client(own_names):
-    register("processors", "noisy", Processor, encode=send, decode=fail_later)
-    with pytest.raises(
-        SlotError, match=r"client \d failed in round 1: ValueError: mine, in wire processor noisy.decode"
-    ) as error:
-        play(wire="noisy")
-    assert error.value.client in range(3)
 
 
 # ---------------------------------------------------------------------------------------------------- slots
@@ -330,15 +243,6 @@ def test_an_input_error_in_a_round_is_the_slot_s(slot, executor, own_names):
 def test_an_input_error_in_init_refuses_the_run(own_names):
     with pytest.raises(InputError, match="not so"):
         play(method=register("methods", "mine", Method, init=refuse)())
-
-
-def test_a_survey_that_sends_too_much_is_named(own_names):
-    def survey(self, c):
-        return {"a": {"x": torch.ones(1)}, "b": {"x": torch.ones(1)}}
-
-    kind = register("methods", "mine", Method, survey=survey, survey_reducers={"a": reducers.total})
-    with pytest.raises(SlotError, match=r"mine\.survey sends \['b'\] but has no reducer for it"):
-        play(method=kind())
 
 
 @pytest.mark.parametrize("groups", [3, {"a": torch.ones(1)}, {"a": {"b": 1.0}}])

@@ -15,7 +15,7 @@ from torch import nn
 import unskew
 from unskew import Method, Processor, reducers, registries
 from unskew.base import storage, tree
-from unskew.base.errors import InputError, SlotError
+from unskew.base.errors import InputError
 from unskew.core.jobs import Reply
 
 SMALL = {"data": "digits", "model": "mlp(hidden=[8])", "clients": 3, "split": "iid", "rounds": 2, "lr": 0.1,
@@ -65,43 +65,6 @@ def reduce_both_ways(kind, values, weights=(1.0, 2.0, 1.0)):
     return one.result()["x"], many.result()["x"]
 
 
-@pytest.mark.parametrize("name", VALUES)
-def test_small_types_are_summed_without_overflow(name):
-    values = VALUES[name]
-    exact = torch.stack(values).double()
-    one, many = reduce_both_ways(reducers.total, values)
-    assert one.dtype is many.dtype and torch.equal(one, many)
-    if not values[0].is_floating_point():
-        assert one.dtype is torch.int64 and one.tolist() == exact.sum(0).tolist()
-    weights = torch.tensor([1.0, 2.0, 1.0], dtype=torch.float64)
-    for kind, wanted in ((reducers.mean, weights @ exact / 4), (reducers.mean_over_all_clients, exact.sum(0) / 6)):
-        one, many = reduce_both_ways(kind, values)
-        assert one.dtype is many.dtype is (values[0].dtype if values[0].is_floating_point() else torch.float32)
-        torch.testing.assert_close(one.double(), wanted, rtol=1e-2, atol=0)
-        torch.testing.assert_close(many, one, rtol=1e-6 if one.dtype is torch.float32 else 1e-2, atol=0)
-
-
-def test_sums_of_single_precision_have_the_bits_they_had():
-    values = [torch.rand(5, 3) for _ in range(3)]
-    one, _ = reduce_both_ways(reducers.mean, values)
-    assert torch.equal(one, (values[0] * 1.0).add_(values[1], alpha=2.0).add_(values[2], alpha=1.0) / 4.0)
-    assert torch.equal(reduce_both_ways(reducers.total, values)[0], values[0] + values[1] + values[2])
-
-
-@pytest.mark.parametrize("executor", ALL)
-def test_holders_of_a_class_are_counted(executor):
-    def survey(self, c):
-        return {"holders": {"n": c.counts > 0}, "share": {"n": c.counts > 0}}
-
-    def digest(self, s, server, surveyed):
-        s.record["holders"], s.record["share"] = surveyed["holders"]["n"].tolist(), surveyed["share"]["n"].tolist()
-        return server
-
-    mine = make(survey_reducers={"holders": reducers.total, "share": reducers.mean}, survey=survey, digest=digest)
-    said = play(mine, executor=executor).rounds[1]["method"]
-    assert said == {"holders": [3] * 10, "share": [1.0] * 10}
-
-
 # ------------------------------------------------------------------------------------------------ equal shapes
 
 
@@ -122,47 +85,6 @@ RAGGED = {
     "joined types": (torch.ones(2).double(), torch.ones(1), reducers.concat, "must be float"),
     "joined without dimensions": (torch.tensor(1.0), torch.tensor(1.0), reducers.concat, "must have a first dimension"),
 }
-
-
-@pytest.mark.parametrize("executor", ALL)
-@pytest.mark.parametrize("which", [0, 1, 2])
-@pytest.mark.parametrize("kind", RAGGED)
-def test_nothing_is_broadcast_or_converted(kind, which, executor):
-    odd, usual, how, said = RAGGED[kind]
-    mine = make(upload=send_unlike(odd, usual, which), reducers={**Method.reducers, "z": how}, stackable=False)
-    line = rf"client . failed in round 1: mine.upload sends the group 'z' in which 'a' {said}"
-    with pytest.raises(SlotError, match=line):
-        play(mine, executor=executor, rounds=1)
-
-
-def test_a_survey_is_looked_at_too():
-    mine = make(
-        survey=lambda self, c: {"n": {"a": torch.ones(1 + c.client)}}, survey_reducers={"n": reducers.total},
-        stackable=False,
-    )  # fmt: skip
-    with pytest.raises(SlotError, match=r"client . failed in round 1: mine.survey sends the group 'n' in which 'a'"):
-        play(mine)
-
-
-def test_what_may_differ_may_differ():
-    class Longest(reducers.mean):
-        """Takes what it likes."""
-
-        alike = None
-
-        def add(self, value, reply):
-            super().add({"a": value["a"].sum()}, reply)
-
-    def upload(self, c, params):
-        own = {"a": torch.ones(1 + c.client)}
-        return {**Method.upload(self, c, params), "z": own, "y": own, "x": own}
-
-    how = {"z": reducers.per_client, "y": reducers.concat, "x": Longest}
-    mine = make(upload=upload, reducers={**Method.reducers, **how}, stackable=False)
-    assert play(mine).rounds
-    Longest.alike = "no"
-    with pytest.raises(InputError, match=r"Longest.alike must be None, 0 .* or 1 .*, got 'no'"):
-        play(mine)
 
 
 # ----------------------------------------------------------------------------------------- the order in memory
@@ -424,25 +346,6 @@ class Last(reducers.Reducer):
         return self._every[0]
 
 
-@pytest.mark.parametrize("executor", ALL)
-@pytest.mark.parametrize("kind", [InPlace, ThroughData, Last])
-@pytest.mark.parametrize("more", [{}, {"measure": "drift"}], ids=["alone", "measured"])
-def test_a_reducer_that_adds_into_a_reply_is_found(kind, executor, more):
-    mine = make(reducers={**Method.reducers, "delta": kind})
-    with pytest.raises(SlotError, match=rf"in round 1: .*reducer {kind.__name__}.* changes .* in place"):
-        play(mine, executor=executor, **more)
-
-
-def test_a_reducer_that_sums_in_a_copy_is_not():
-    class Clean(InPlace):
-        """The same on a copy."""
-
-        def add(self, value, reply):
-            super().add(tree.copy(value), reply)
-
-    assert play(make(reducers={**Method.reducers, "delta": Clean})).rounds
-
-
 class OnClass(reducers.mean):
     """Counts on its class."""
 
@@ -462,16 +365,6 @@ class OnClassWhenMade(reducers.mean):
     def __init__(self, s):
         type(self).made += 1
         super().__init__(s)
-
-
-@pytest.mark.parametrize("executor", ALL)
-@pytest.mark.parametrize("kind", [OnClass, OnClassWhenMade])
-def test_state_on_the_class_of_a_reducer_is_found(kind, executor):
-    kind.made, kind.seen = 0, {}
-    mine = make(reducers={**Method.reducers, "delta": kind})
-    line = rf"in round 1: reducer {kind.__name__}.* changes {kind.__name__}\.\w+ \(of the class\)"
-    with pytest.raises(SlotError, match=line):
-        play(mine, executor=executor)
 
 
 # ------------------------------------------------------------------------------------------------------- splits
@@ -627,23 +520,3 @@ FAULTS = {
     "NaN in a message": ({"download": download_nan},
                          r"for client .: mine.download sends NaN or infinite numbers \(group 'z'\)"),
 }  # fmt: skip
-
-
-@pytest.mark.parametrize("executor", ALL)
-@pytest.mark.parametrize("fault", FAULTS)
-def test_one_line_names_the_slot(fault, executor):
-    slots, said = FAULTS[fault]
-    with pytest.raises(SlotError, match=said) as error:
-        play(make(**slots), executor=executor)
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("executor", ALL)
-def test_parts_are_legal_where_somebody_reads_them(executor):
-    def update(self, s, server, merged):
-        return Method.update(self, s, server, merged)
-
-    def train(self, c, params):
-        return unskew.sgd(c, params, lambda c, p, batch: part_of_gradient(self, c, p, batch))
-
-    assert play(make(upload=part_of_delta, update=update, train=train), executor=executor).rounds

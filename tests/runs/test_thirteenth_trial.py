@@ -101,23 +101,6 @@ def test_data_that_were_changed_in_any_way_are_other_data(tmp_path, how):
     assert not changed.reused and changed.summary["loss"] != first.summary["loss"]
 
 
-@pytest.mark.parametrize("slot", ["loss", "criterion", "weight", "predict"])
-def test_what_has_no_data_names_the_slot(tmp_path, slot):
-    given = {"loss": "c, params, batch", "criterion": "c, out, batch", "weight": "c, params", "predict": "c, params, x"}
-    text = f"""import torch
-from unskew import Method, registries
-
-@registries.methods.register("on_meta_{slot}")
-class M(Method):
-    '''x'''
-    def {slot}(self, {given[slot]}):
-        return torch.as_tensor(super().{slot}({given[slot]})).to("meta")
-"""
-    (tmp_path / "meta.py").write_text(text)
-    with pytest.raises(unskew.SlotError, match=rf"on_meta_{slot}.{slot} must return .* without data \(device meta\)"):
-        unskew.run(f"on_meta_{slot}", plugin=str(tmp_path / "meta.py"), **SMALL)
-
-
 def test_a_generator_without_a_seed_is_said(tmp_path, caplog):
     text = """import numpy as np
 from unskew import Method, registries, tree

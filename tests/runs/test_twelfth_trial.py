@@ -71,17 +71,6 @@ def step(self, params, grads, memory, settings):
 
 
 @pytest.mark.parametrize("executor", ["serial", "stacked"])
-@pytest.mark.parametrize("rule", [HEAVY, ANCHORED, AHEAD], ids=["heavy ball", "anchored", "remembers its answer"])
-def test_an_optimiser_remembers_the_parameters_of_then(name, rule, executor):
-    plugin = write(name, "optimisers", "Optimiser", rule)
-    found = [
-        weights(unskew.run(optimiser=f"{name}(copies={kept})", plugin=plugin, executor=executor, **TINY))
-        for kept in ("true", "false")
-    ]
-    assert torch.equal(*found)
-
-
-@pytest.mark.parametrize("executor", ["serial", "stacked"])
 @pytest.mark.parametrize(
     "kept", ["seen[0]", "tree.lerp(seen[0], seen[-1], 0.5)", "{k: v.clone() for k, v in seen[-1].items()}"]
 )
@@ -180,12 +169,6 @@ def test_the_servers_settings_stay(name, slot):
         unskew.run(name, plugin=write(name, "methods", "Method", text), **TINY)
 
 
-def test_a_complex_weight_is_none(name):
-    text = "def weight(self, c, params):\n    return torch.tensor(1 + 2j)"
-    with pytest.raises(SlotError, match="weight must return a number or a tensor of one without dimensions"):
-        unskew.run(name, plugin=write(name, "methods", "Method", text), **TINY)
-
-
 def test_remodel_leaves_the_method_as_it_is(name):
     text = """
 mu: float = param(default=1.0, doc="a number")
@@ -195,18 +178,6 @@ def remodel(self, model, num_classes):
 """
     with pytest.raises(InputError, match=rf"{name}.remodel changes {name}.mu; let it change nothing but the network"):
         unskew.run(name, plugin=write(name, "methods", "Method", text), **TINY)
-
-
-def test_scores_may_come_with_their_graph(name):
-    text = """
-def predict(self, c, params, x):
-    with torch.enable_grad():
-        return torch.nn.Parameter(torch.ones(())) * super().predict(c, params, x)
-"""
-    found = unskew.run(name, plugin=write(name, "methods", "Method", text), **TINY)
-    plain = unskew.run("fedavg", **TINY)
-    assert found.rounds[-1]["accuracy"] == plain.rounds[-1]["accuracy"]
-    assert found.rounds[-1]["loss"] == plain.rounds[-1]["loss"]
 
 
 SCRIPT = """
@@ -393,9 +364,3 @@ def test_images_that_are_none(done):
     assert torch.equal(run.predict(pixels.astype(pixels.dtype.newbyteorder(">"))), run.predict(images))
     with pytest.raises(InputError, match="title: expected a text"):
         run.plot(title=3)
-
-
-def test_a_schedule_may_give_numbers_of_numpy(name):
-    text = "def factor(self, done):\n    return np.float32(1.0)"
-    plugin = write(name, "schedules", "Schedule", text)
-    assert torch.equal(weights(unskew.run(schedule=name, plugin=plugin, **TINY)), weights(unskew.run(**TINY)))
