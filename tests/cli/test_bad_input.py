@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.torch import save_file
 
 import unskew
 from cli.calling import Call, assert_refused, contents
@@ -227,3 +228,59 @@ def test_full_disk(call: Call, disk, tmp_path: Path, every: int):
     assert (run / "model.safetensors").read_bytes() == (tmp_path / "calm" / "model.safetensors").read_bytes()
     rows = [json.loads(line)["round"] for line in (run / "rounds.jsonl").read_text().splitlines()]
     assert sorted(set(rows)) == list(range(7))
+
+
+# ------------------------------------------------------------------------- weights, classes and options that do not fit
+
+QUICK = "run --model mlp(hidden=[8]) --split iid --clients 3 --rounds 1 --quiet --no-picture --out new"
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_no_numbers_name_their_file_and_tensor(call: Call, place: Path, value: float):
+    held = {name: tensor.clone() for name, tensor in unskew.open("run").model().state_dict().items()}
+    held["head.bias"][1] = value
+    save_file(held, "spoilt.safetensors")
+    line = f"init (--init): {place / 'spoilt.safetensors'} holds NaN or infinite numbers in head.bias; start from"
+    assert_refused(call(f"{QUICK} --init spoilt.safetensors"), line)
+    assert not (place / "new").exists()
+    assert call(f"{QUICK} --init spoilt.safetensors --init-only body.*").code == 0
+
+
+def save_classes(names: list[str]) -> None:
+    images, labels = np.zeros((10 * len(names), 8, 8), np.uint8), np.arange(10 * len(names)) % len(names)
+    np.savez("other.npz", x=images, y=labels, classes=np.array(names))
+
+
+DIGITS = list("0123456789")
+OTHER_CLASSES = {
+    "more": ([*DIGITS, "10", "11"], "expected the run's 10 classes, got 12; '10' is none of the run's"),
+    "fewer": (DIGITS[:-1], "expected the run's 10 classes, got 9; '9' is not among them"),
+    "another": ([*DIGITS[:-1], "nine"], "expected the run's 10 classes, got 10; 'nine' is none of the run's"),
+    "order": ([*DIGITS[:7], "8", "7", "9"], "got 10 in another order: class 7 is '8', of the run '7'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", OTHER_CLASSES)
+def test_other_classes_are_told_by_what_differs(call: Call, place: Path, case: str):
+    names, line = OTHER_CLASSES[case]
+    save_classes(names)
+    said = call("predict run --data npz:other.npz")
+    assert_refused(said, line)
+    assert said.err.startswith("error: npz:other.npz: expected the run's 10 classes, got ")
+
+
+@pytest.mark.parametrize("more", ["", " --momentum 0.9"])
+def test_nesterov_belongs_to_sgd(call: Call, place: Path, more: str):
+    said = call(f"{QUICK} --optimiser adam --nesterov true{more}")
+    assert_refused(said, "local.nesterov (--nesterov) = True belongs to sgd and means nothing to adam, whose own")
+
+
+def test_what_an_optimiser_does_not_read_says_whose_it_is(call: Call, place: Path):
+    said = call(f"{QUICK} --optimiser adam --momentum 0.9")
+    assert_refused(
+        said, "(--momentum) = 0.9 belongs to sgd and means nothing to adam, whose own options are beta1, beta2"
+    )
+    assert said.err.endswith("; leave it out, or use sgd\n")
+    said = call(f"{QUICK} --optimiser adamw --weight-decay 0.1")
+    assert_refused(said, "(--weight-decay) = 0.1 belongs to adam and sgd and means nothing to adamw")
+    assert said.err.endswith('; leave it out, or write --optimiser "adamw(weight_decay=0.1)"\n')

@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 from cli.calling import Call, contents, write_arrays, write_images
+from unskew.cli import main
 from unskew.cli.progress import RoundProgress
 from unskew.core.profile import PARTS
 from unskew.data.partition.splits import splits
@@ -474,3 +475,11 @@ def test_flags_that_name_several_things_may_be_given_several_times(call: Call):
 def test_one_round_is_not_one_rounds(call: Call):
     said = call("run --model mlp --split iid --clients 1 --rounds 1 --quiet --out run")
     assert "1 round" in said.out and "1 rounds" not in said.out
+
+
+def test_the_help_offers_what_is_taken(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "300")
+    with pytest.raises(SystemExit):
+        main(["run", "--help"])
+    shown = capsys.readouterr().out
+    assert "(average | local | reset)" in shown and "(none | proportional | common | holdout)" in shown

@@ -8,16 +8,14 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from unskew.base.errors import InputError
 from unskew.cli import main
 from unskew.measures.base import build_all
-from unskew.recipes import PAPERS, find, list_tables, queue
+from unskew.recipes import PAPERS, find, list_tables
 from unskew.recipes.base import Cell, Computed, Printed
-from unskew.recipes.queue import read_queue
 from unskew.recipes.reproduce import (
     Compared,
     Data,
@@ -297,55 +295,6 @@ def test_a_run_that_measures_something_else_is_another_one(no_data):
     assert ["drift" in done.rounds[-1].get("measures", {}) for done in found.values()] == [False, True]
     again = play([measured], no_data / "out", data)[identify(measured)]
     assert again.rounds == found[identify(measured)].rounds
-
-
-# ------------------------------------------------------------------------------------------ the queue
-
-
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
-        ("", "is empty"),
-        ("fedas/t3 --rows", "every option needs a value"),
-        ("fedas/t3 --method fedavg", "expected --rows, --columns, --scale or --seeds"),
-        ("fedas/t3 --scale huge", "--scale is one of full, cpu, smoke"),
-        ("fedas/t3 --seeds 0", "--seeds is a number of at least 1"),
-        ("fedas/t3 --rows nobody", "has no row 'nobody'"),
-        ("fedas/t77", "there is no table or figure"),
-        ("fedas/t3 --rows 'fedas", "close the quotes"),
-        ("fedas/fig4a", "a queue holds tables"),
-    ],
-)
-def test_bad_queues_are_one_line(tmp_path, text, line):
-    (tmp_path / "queue.txt").write_text(text)
-    with pytest.raises(InputError, match=line):
-        read_queue(tmp_path / "queue.txt")
-
-
-def test_a_queue_that_is_not_there(tmp_path):
-    with pytest.raises(InputError, match="cannot read the queue"):
-        read_queue(Path(tmp_path / "none.txt"))
-
-
-@pytest.mark.parametrize(
-    "written, during, after",
-    [("/autogroup-7 nice 3\n", "19", "3"), ("", "", ""), (None, None, None)],
-    ids=["terminal", "no terminal", "another system"],
-)
-def test_a_queue_lets_other_terminals_first(monkeypatch, tmp_path, written, during, after):
-    """Priorities alone count among the processes of one terminal."""
-
-    terminal, seen = tmp_path / "autogroup", []
-    if written is not None:
-        terminal.write_text(written)
-
-    def read():
-        return terminal.read_text() if terminal.exists() else None
-
-    monkeypatch.setattr(queue, "TERMINAL", terminal)
-    monkeypatch.setattr(queue, "play_here", lambda *given, **options: seen.append(read()))
-    queue.work([], 1)
-    assert seen == [during] and read() == after
 
 
 def test_the_record_of_a_table(no_data, capsys):

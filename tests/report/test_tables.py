@@ -5,6 +5,12 @@ import io
 import json
 import math
 
+import pytest
+
+import unskew
+from small_runs import SKEWED
+from unskew.base.errors import InputError
+from unskew.report.comparison import table
 from unskew.report.curves import plot_curves
 from unskew.report.tables import Cell, Table, mark_best, render
 
@@ -59,3 +65,10 @@ def test_curves_are_drawn(tmp_path):
     curve = [(0, 0.1), (1, 0.4), (2, 0.6)]
     plot_curves({"a": [curve, curve], "b": [curve]}, tmp_path / "c.png", "title")
     assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("columns", [None, 3, [3]])
+def test_columns_that_are_no_names_are_refused(columns, own_folder):
+    cells = unskew.compare("fedavg", seeds=1, out="c", **SKEWED)
+    with pytest.raises(InputError, match="columns: expected names of figures"):
+        table(cells, "digits", columns=columns)

@@ -12,7 +12,6 @@ import torch
 
 import unskew
 from unskew.base.errors import InputError, SlotError
-from unskew.report.comparison import table
 from unskew.runs import api
 
 TINY = {
@@ -145,13 +144,6 @@ def test_code_used_that_gives_no_tuple_is_refused(name):
     plugin = method(name, "def code_used(self): return 3")
     with pytest.raises(InputError, match=rf"{name}.code_used must return a tuple of modules, classes and functions"):
         unskew.run(name, plugin=plugin, **TINY)
-
-
-@pytest.mark.parametrize("columns", [None, 3, [3]])
-def test_columns_that_are_no_names_are_refused(columns):
-    cells = unskew.compare("fedavg", seeds=1, out="c", **TINY)
-    with pytest.raises(InputError, match="columns: expected names of figures"):
-        table(cells, "digits", columns=columns)
 
 
 def test_an_unknown_metric_of_tune_is_named():

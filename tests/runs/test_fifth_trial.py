@@ -1,7 +1,6 @@
 """What a fifth trial by a newcomer found: how data are read, options that do nothing, code that is loaded by name."""
 
 import json
-import logging
 
 import numpy as np
 import pytest
@@ -144,39 +143,3 @@ def queue(tmp_path, monkeypatch):
     monkeypatch.delenv("UNSKEW_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "queue.txt"
-
-
-@pytest.mark.parametrize("option", [["--scale", "smoke"], ["--seeds", "2"], ["--json"], ["--rows", "x"]])
-def test_a_queue_refuses_options_that_are_in_its_file(queue, capsys, option):
-    queue.write_text("fedblade/t11\n")
-    code, _, errors = call(capsys, "reproduce", "--queue", str(queue), *option)
-    assert code == 2 and "--queue takes tables, rows, columns, scale and seeds from its file" in errors
-
-
-def test_a_dry_run_of_a_queue_runs_nothing(queue, capsys):
-    queue.write_text('fedas/t4 --columns "P=0.2" --rows "PA=1, CS=1" --seeds 1 --scale smoke\nfedblade/t11\n')
-    code, out, _ = call(capsys, "reproduce", "--queue", str(queue), "--dry-run", "-q")
-    assert code == 0 and "fedas/t4" in out and "fedblade/t11" in out
-    assert not (queue.parent / "reproductions").exists()
-
-
-def test_a_wrong_column_of_a_queue_is_named_with_its_line(queue, capsys):
-    queue.write_text('# first\nfedas/t4 --columns "P=0.9"\n')
-    code, _, errors = call(capsys, "reproduce", "--queue", str(queue))
-    assert code == 2 and "queue.txt, line 2: fedas/t4 has no column 'P=0.9'" in errors.replace("\n", " ")
-
-
-def test_a_table_of_other_cells_is_kept(queue, capsys, caplog):
-    words = ["reproduce", "fedas/t4", "--seeds", "1", "--scale", "smoke", "-q", "--rows"]
-    folder = queue.parent / "reproductions/smoke/fedas-t4"
-    for rows in ("PA=1, CS=1", "PA=0, CS=0", "PA=0, CS=0"):
-        assert call(capsys, *words, rows, "--columns", "P=0.2")[0] == 0
-    assert "PA=0" in (folder / "table.md").read_text()
-    [earlier] = (folder / "earlier").iterdir()  # the same cells again replace their own table
-    assert "| PA=1, CS=1 |" in (earlier / "table.md").read_text()
-    queue.write_text('fedas/t4 --columns "P=0.2" --rows "PA=1, CS=1" --seeds 1 --scale smoke\n'
-                     'fedas/t4 --columns "P=0.2" --rows "PA=0, CS=0" --seeds 1 --scale smoke\n')  # fmt: skip
-    with caplog.at_level(logging.WARNING):
-        assert call(capsys, "reproduce", "--queue", str(queue), "--jobs", "1", "-q")[0] == 0
-    both = (folder / "table.md").read_text()
-    assert "| PA=1, CS=1 |" in both and "| PA=0, CS=0 |" in both

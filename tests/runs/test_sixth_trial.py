@@ -10,7 +10,6 @@ from small_runs import play, register, said
 from unskew import Draws, Method, Transform, normalise
 from unskew.base import once
 from unskew.base.errors import InputError, SlotError
-from unskew.cli import main
 
 NUMBERS = itertools.count()
 
@@ -25,26 +24,6 @@ def method(**body):
 def test_an_exit_in_own_terms_is_a_line():
     with pytest.raises(InputError, match="own_terms fails: SystemExit"):
         play(method=method(own_terms=lambda self: sys.exit(0)))
-
-
-def test_the_command_does_not_say_that_all_is_done(tmp_path, capsys, monkeypatch):
-    (tmp_path / "leaves.py").write_text(
-        "import sys\nfrom unskew import Method, registries\n"
-        "@registries.methods.register('test_sixth_leaves')\nclass Leaves(Method):\n    'x'\n"
-        "    def own_terms(self): sys.exit(0)\n"
-    )
-    with pytest.raises(SystemExit) as ended:
-        main(["run", "--plugin", str(tmp_path / "leaves.py"), "--method", "test_sixth_leaves", "--clients", "2",
-              "--rounds", "1", "--out", str(tmp_path / "run")])  # fmt: skip
-    assert ended.value.code == 2 and "own_terms fails: SystemExit" in capsys.readouterr().err
-
-    def leave(*_, **__):
-        exec("import sys; sys.exit(0)")  # wherever a user's code may stand
-
-    monkeypatch.setattr("unskew.cli.run.to_run", leave)
-    with pytest.raises(SystemExit) as ended:
-        main(["run", "--clients", "2", "--rounds", "1", "--out", str(tmp_path / "run")])
-    assert ended.value.code == 1 and "called sys.exit(0)" in capsys.readouterr().err
 
 
 def test_batches_of_one_with_batchnorm_are_refused():

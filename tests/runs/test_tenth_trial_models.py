@@ -10,7 +10,6 @@ from torch import nn
 
 import unskew
 from unskew.base.errors import InputError
-from unskew.cli import main
 from unskew.models.user_module import GivenModule
 
 QUICK = {"data": "part(of=digits, train=60, test=20)", "split": "iid", "clients": 3, "rounds": 1}
@@ -210,11 +209,3 @@ def test_what_an_opened_run_is_to_be_handed(tmp_path):
     refused("with data=... of unskew.resume or unskew.open", without_data.model)
     without_model = unskew.open(tmp_path / "run", data=handed_over())
     refused("with model=... and head=... of unskew.resume or unskew.open", without_model.model)
-
-
-def test_the_help_offers_what_is_taken(monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", "300")
-    with pytest.raises(SystemExit):
-        main(["run", "--help"])
-    shown = capsys.readouterr().out
-    assert "(average | local | reset)" in shown and "(none | proportional | common | holdout)" in shown

@@ -6,7 +6,6 @@ import contextlib
 import io
 import itertools
 import json
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -278,79 +277,10 @@ def call(*words):
     return 0, said.getvalue()
 
 
-@pytest.mark.parametrize("how", ["checkpoint gone", "checkpoint damaged", "row gone"])
-def test_a_finished_run_gives_its_last_model_or_none(done, how):
-    (newest,) = done.glob("checkpoint/round-000004*")
-    if how == "checkpoint gone":
-        newest.unlink()
-    elif how == "checkpoint damaged":
-        newest.write_bytes(newest.read_bytes()[:-100])
-    else:
-        rows = (done / "rounds.jsonl").read_text().splitlines(keepends=True)
-        (done / "rounds.jsonl").write_text("".join(rows[:-1]))
-    with pytest.raises(InputError, match=r"newest whole checkpoint is of round 2|was edited"):
-        unskew.open("done").model()
-    code, said = call("export", "done", "-o", "m.safetensors")
-    assert code == 2 and not Path("m.safetensors").exists(), said
-
-
 BAD = {
     "seconds": [None, "x"], "accuracy": ["x", [1]], "personal": ["x"], "round": [10**30, -1], "bytes_up": ["x"],
     "measures": ["x"], "class_accuracy": ["x"], "clients": [None], "diverged": ["x"],
 }  # fmt: skip
-
-
-@pytest.mark.parametrize(("key", "value"), [(key, value) for key, values in BAD.items() for value in values])
-@pytest.mark.parametrize("finished", [True, False], ids=["finished", "unfinished"])
-def test_rows_of_wrong_types_are_one_line(done, key, value, finished):
-    edit_last(done / "rounds.jsonl", **{key: value})
-    if not finished:
-        (done / "summary.json").unlink()
-    for words in (("show", "done"), ("plot", "done"), ("report", "done", "-o", "r.html"), ("resume", "done", "-q")):
-        code, said = call(*words)
-        assert code == 2 and "rounds.jsonl" in said, (words, said)
-    assert call("watch", "done", "--once")[0] == 0
-    assert call("list", ".")[0] in (0, 2)
-
-
-def test_very_deep_json_is_one_line(done):
-    with (done / "rounds.jsonl").open("a") as file:
-        file.write("[" * 100_000 + "\n")
-    for words in (("show", "done"), ("report", "done", "-o", "r.html"), ("resume", "done", "-q")):
-        assert call(*words)[0] == 2
-
-
-@pytest.mark.parametrize(("key", "value"), [("accuracy", None), ("accuracy", {"last": "x"}), ("seconds", "x")])
-def test_summaries_of_wrong_types_are_one_line(done, key, value):
-    held = json.loads((done / "summary.json").read_text())
-    (done / "summary.json").write_text(json.dumps({**held, key: value}))
-    for words in (("show", "done"), ("report", "done", "-o", "r.html"), ("resume", "done", "-q")):
-        code, said = call(*words)
-        assert code == 2 and "summary.json" in said, (words, said)
-
-
-def test_an_edited_table_and_edited_rows_are_noticed(done):
-    table = done / "confusion.csv"
-    table.write_text(table.read_text().replace("0,", "1,", 1))
-    with pytest.raises(InputError, match=r"confusion.csv was edited"):
-        unskew.open("done").confusion()
-    edit_last(done / "rounds.jsonl", accuracy=0.99)
-    code, said = call("watch", "done", "--once")
-    assert code == 0 and "damaged" in said and "was edited" in said
-
-
-def test_a_copy_of_a_comparison_is_left_out(tmp_path):
-    unskew.compare("fedavg,fedprox", seeds=2, out="all/c", **TINY)
-    shutil.copytree("all/c", "all/backup")
-    code, said = call("report", "all", "-o", "r.html")
-    assert code == 0 and said.count("is a copy of") == 4 and "wrote r.html: 4 runs" in said
-
-
-def test_a_run_file_that_no_run_wrote_is_one_line(tmp_path):
-    Path("y").mkdir()
-    Path("y/run.toml").write_text('method = "fedavg"\n')
-    code, said = call("report", "y", "-o", "r.html")
-    assert code == 2 and "error:" in said
 
 
 def test_images_that_are_none(done):
