@@ -9,6 +9,7 @@ from torch import nn
 
 import unskew
 from awkward import tiny_data
+from small_runs import FEW, refused
 from unskew.base.errors import InputError
 from unskew.core.observer import Observer
 from unskew.methods.fedprox import FedProx
@@ -279,3 +280,24 @@ class A(Architecture):
     assert np.random.get_state()[1].tolist() == before
     ours, again, other = (run.server["model"]["head.weight"] for run in runs)
     assert torch.equal(ours, again) and not torch.equal(ours, other)
+
+
+# ------------------------------------------------------------------------------------------------------ an option twice
+
+
+def test_an_option_by_keyword_and_in_a_table():
+    for options in (
+        {"lr": 0.1, "local": {"lr": 0.5}},
+        {"local": {"lr": 0.5}, "local.lr": 0.1},
+        {"split.alpha": 0.5, "split": {"name": "dirichlet", "alpha": 1.0}},
+    ):
+        refused("is given twice, as '", unskew.run, **{**FEW, **options})
+
+
+def test_a_table_beside_an_option_hides_nothing():
+    for options in ({"epochs": 2, "local": {"lr": 0.5}}, {"local": {"lr": 0.5}, "epochs": 2}):
+        run = unskew.run(model="mlp", **FEW, **options).run
+        assert (run.local.epochs, run.local.lr) == (2, 0.5)
+    split = {**FEW, "split.alpha": 3.0}
+    del split["split"]
+    assert unskew.run(model="mlp", **split, split="dirichlet(alpha=1.0, min_size=1)").run.split.alpha == 3.0

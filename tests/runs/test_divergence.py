@@ -7,8 +7,9 @@ import torch
 from safetensors.torch import load_file
 
 import unskew
+from small_runs import make, play, said
 from unskew.base import storage, tree
-from unskew.base.errors import InputError
+from unskew.base.errors import InputError, SlotError
 from unskew.base.registry import param
 from unskew.core import reducers
 from unskew.core.method import Method, methods
@@ -187,3 +188,79 @@ def test_a_diverged_cell_is_a_marked_row_that_is_not_ranked(tmp_path):
     }
     plot_curves(curves, tmp_path / "curves.png", "t")
     assert all(cell.reused for cell in comparison.compare(base, chosen, [0, 1], tmp_path))
+
+
+# ------------------------------------------------------------------------------------------- what spoils the first step
+
+
+def term(value):
+    return make("terms", unskew.Term, __call__=lambda self, c, params, batch, out: value(params, out))
+
+
+SPOILING = {
+    "gives nan in the first step": lambda params, out: out.logits.sum() * float("nan"),
+    "gives inf in the first step": lambda params, out: out.logits.square().sum() / 0,
+    "has a gradient of NaN or infinite values": lambda params, out: (0 * out.logits).square().sum().sqrt(),
+}
+
+
+@pytest.mark.parametrize("executor", ["serial", "pool", "stacked"])
+@pytest.mark.parametrize("line", SPOILING)
+def test_the_term_that_spoils_the_first_step_is_named(line, executor):
+    name = term(SPOILING[line])
+    with pytest.raises(SlotError, match=rf"client \d failed in round 1: term {name} {line}"):
+        play(method=f"fedavg(terms=[{name}])", executor=executor)
+
+
+@pytest.mark.parametrize("slot", ["criterion", "correction"])
+def test_the_slot_that_spoils_the_first_step_is_named(slot):
+    bodies = {
+        "criterion": lambda self, c, out, batch: out.logits.sum() * float("nan"),
+        "correction": lambda self, c, params, batch: {name: value * float("inf") for name, value in params.items()},
+    }
+    name = make("methods", unskew.Method, **{slot: bodies[slot]})
+    with pytest.raises(SlotError, match=rf"{name}.{slot} gives"):
+        play(method=name)
+
+
+def test_a_diverging_rate_is_no_fault_of_a_term(caplog):
+    name = term(lambda params, out: out.features.square().mean())
+    result = play(method=f"fedavg(terms=[{name}])", lr=1e30, rounds=2)
+    assert result.summary["diverged"]
+
+
+@pytest.mark.parametrize("executor", ["serial", "stacked"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_first_state_is_finite(value, executor):
+    name = make("methods", unskew.Method, init_client=lambda self, c: {"own": {"a": torch.tensor([value])}})
+    with pytest.raises(SlotError, match=rf"{name}.init_client must return a state of finite numbers.*'own/a'"):
+        play(method=name, executor=executor)
+
+
+# ----------------------------------------------------------------------------- what the server publishes and tests give
+
+
+def test_a_publish_that_gives_nan_is_a_fault(tmp_path):
+    def publish(self, s, server):
+        model = tree.scale(server["model"], float("nan") if s.round == 2 else 1.0)
+        return {**server, "model": model}
+
+    name = make("methods", Method, publish=publish)
+    with pytest.raises(SlotError, match=rf"in round 2: {name}.publish gives NaN or infinite numbers \(group 'model'\)"):
+        play(method=name, out=tmp_path / "run")
+    assert not (tmp_path / "run" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("slot", ["predict", "personalise"])
+def test_nan_in_the_tests_points_to_the_slot(slot, caplog):
+    def predict(self, c, params, x):
+        return c.forward(params, x, "eval").logits * float("nan")
+
+    def personalise(self, c):
+        return tree.scale(c.received["model"], float("nan"))
+
+    body = {"predict": predict} if slot == "predict" else {"personalise": personalise, "output": "personal"}
+    name = make("methods", Method, **body)
+    result = play(method=name)
+    assert result.summary["diverged"]
+    assert f"the run diverged; lower lr, or look at {name}.{slot}" in said(caplog)

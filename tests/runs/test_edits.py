@@ -9,6 +9,8 @@ from torch import nn
 
 import unskew
 from awkward import DATA
+from plugin_files import write
+from small_runs import SKEWED
 from unskew.base.errors import InputError
 from unskew.runs import building, engine
 from unskew.runs.config import from_table, read_file
@@ -244,3 +246,21 @@ def test_a_network_of_another_width_does_not_fit_a_checkpoint():
     with pytest.raises(InputError, match=r"'body.1.bias' of shape \[8\].*now has \[9\]; restore"):
         unskew.resume("run", accept_changed_code=True)
     assert Path("run/run.toml").read_text() == before
+
+
+# ------------------------------------------------------------------------------------------------------------- measures
+
+
+def test_an_edited_measure_makes_a_new_cell_and_is_not_mixed_with_the_old_one(name):
+    def put(value):
+        return write(name, f"@registries.measures.register('{name}')\nclass Mine(Measure):\n    '''x'''\n"
+                     f"    def figures(self, look): return {{'mine': {value}}}\n")  # fmt: skip
+
+    options = {**SKEWED, "plugin": put(1.0), "measure": name}
+    unskew.run(out="a", **options)
+    assert unskew.compare("fedavg", seeds=1, out="c", **options)[0].summary["measures"] == {"mine": 1.0}
+    put(2.0)
+    cell = unskew.compare("fedavg", seeds=1, out="c", **options)[0]
+    assert (cell.summary["measures"], cell.reused) == ({"mine": 2.0}, False)
+    with pytest.raises(InputError, match=rf"the code in {name}.py changed since the run was begun"):
+        unskew.extend("a", 4)

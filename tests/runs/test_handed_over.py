@@ -12,15 +12,10 @@ from torch import nn
 
 import unskew
 from awkward import tiny_data
+from small_runs import EVEN, FEW, digits_net, play, refused
 from unskew.base.errors import InputError
 
 QUICK = {"clients": 2, "rounds": 1}
-
-
-def refused(line, call, *args, **options):
-    with pytest.raises(InputError) as caught:
-        call(*args, **options)
-    assert line in str(caught.value) and "\n" not in str(caught.value), str(caught.value)
 
 
 # --------------------------------------------------------------------------------------------------- resuming
@@ -246,3 +241,65 @@ def test_tables_refuse_what_they_do_not_know(tmp_path):
     refused("there is no form 'nope' of a table; known: csv, json, latex, md", render, table(cells, "x"), "nope")
     refused("there is no figure 'nope'", table, cells, "x", "nope")
     assert "bold: best" in render(table(cells, "x"), "md") and "bold: best" not in render(table(cells, "x"), "json")
+
+
+# --------------------------------------------------------------------------------- networks, data and options of theirs
+
+
+def handed_over():
+    x, y = (torch.arange(60 * 64) % 251).byte().reshape(60, 1, 8, 8), torch.arange(60) % 4
+    parts = unskew.Samples(x[:40], y[:40]), unskew.Samples(x[40:], y[40:])
+    return unskew.Dataset("mine", *parts, classes=tuple("abcdefghij"), mean=(0.2,), std=(0.9,))
+
+
+def test_options_of_what_is_handed_over():
+    given = {**FEW, "data": handed_over()}
+    line = "data.normalisation does nothing for a Dataset that is handed over; give it mean and std itself"
+    refused(line, unskew.run, **given, **{"data.normalisation": "half"})
+    refused("data.fingerprint does nothing", unskew.run, **given, **{"data.fingerprint": "x"})
+    net = digits_net(nn.ReLU())
+    refused("model.head does nothing for an nn.Module", unskew.run, **FEW, model=net, **{"model.head": "3"})
+
+
+def test_a_head_that_is_not_there():
+    refused("has no layer 'fc'; say head=\"3\" if that is", unskew.run, model=digits_net(nn.ReLU()), head="fc", **FEW)
+
+
+def test_a_client_that_there_is():
+    result = unskew.run("fedper", model="mlp", **FEW)
+    refused("such as that of client 0: --client 0", result.model)
+
+
+def test_what_an_opened_run_is_to_be_handed(tmp_path):
+    unskew.run(out=tmp_path / "run", **{**FEW, "data": handed_over()}, model=digits_net(nn.ReLU()), head="3")
+    without_data = unskew.open(tmp_path / "run", model=digits_net(nn.ReLU()), head="3")
+    refused("with data=... of unskew.resume or unskew.open", without_data.model)
+    without_model = unskew.open(tmp_path / "run", data=handed_over())
+    refused("with model=... and head=... of unskew.resume or unskew.open", without_model.model)
+
+
+def test_images_without_values(tmp_path):
+    unskew.run(out=tmp_path / "run", model="mlp", **FEW)
+    run = unskew.open(tmp_path / "run")
+    images = torch.empty(2, 1, 8, 8, device="meta", dtype=run.data.train.x.dtype)
+    for who in (run, run.client(0)):
+        refused("got a tensor on device 'meta', which holds no values", who.predict, images)
+
+
+def test_images_that_are_none(tmp_path):
+    unskew.run("fedavg", out=tmp_path / "run", **{**EVEN, "rounds": 4, "checkpoint_every": 2})
+    run, images = unskew.open(tmp_path / "run"), unskew.load("digits").test.x[:4]
+    for given in (
+        images > 3, np.ma.masked_less(images.numpy(), 3), np.array(images.tolist(), dtype=object), images.to_sparse(),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match="predict: "):
+            run.predict(given)
+    pixels = images.float().numpy() if images.is_floating_point() else images.numpy().astype(">u2")
+    assert torch.equal(run.predict(pixels.astype(pixels.dtype.newbyteorder(">"))), run.predict(images))
+    with pytest.raises(InputError, match="title: expected a text"):
+        run.plot(title=3)
+
+
+def test_a_watch_of_two_arguments_is_refused():
+    with pytest.raises(InputError, match=r"watch: .*<lambda> must take one argument, a round's row, got \(row, more\)"):
+        play(watch=lambda row, more: None)

@@ -1,11 +1,15 @@
 """What the program's own signal handler raises reaches the program, on every executor, after the checkpoint."""
 
 import functools
+import os
 import signal
 
 import pytest
 
 import unskew
+from small_runs import define, play_one_step, same
+from unskew.base import storage
+from unskew.base.errors import InputError
 from unskew.core.method import Method, methods
 
 RUN = {"clients": 4, "rounds": 4, "model": "mlp", "split": "iid", "checkpoint_every": 10}
@@ -91,3 +95,59 @@ def test_exit_in_watch(tmp_path):
     with pytest.raises(SystemExit) as caught:
         unskew.run(**RUN, watch=watch, out=tmp_path / "run")
     assert caught.value.code == 7 and list((tmp_path / "run").glob("checkpoint*/*2*"))
+
+
+# --------------------------------------------------------------------------- while files are written or workers awaited
+
+
+class Alarm(TimeoutError):
+    """What a program's handler raises."""
+
+
+@pytest.fixture
+def alarm():
+    """A handler that raises."""
+
+    def handler(*_):
+        raise Alarm("mine")
+
+    before = signal.signal(signal.SIGALRM, handler)
+    yield lambda: os.kill(os.getpid(), signal.SIGALRM)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("place", ["encode", "write_atomic", "sync_folder"])
+def test_what_a_handler_raises_while_a_checkpoint_is_written_passes(place, alarm, tmp_path, monkeypatch):
+    calls, usual = [], getattr(storage, place)
+
+    def struck(*args, **options):
+        if calls.append(place) or len(calls) == 3:
+            alarm()
+            for _ in range(1000):
+                pass
+        return usual(*args, **options)
+
+    monkeypatch.setattr(storage, place, struck)
+    with pytest.raises(Alarm, match=r"mine"):
+        play_one_step("scaffold", out=tmp_path / "run", checkpoint_every=1, rounds=4)
+    monkeypatch.undo()
+    assert same(unskew.resume(tmp_path / "run").server, play_one_step("scaffold", rounds=4).server)
+
+
+def test_what_the_system_says_is_still_a_line(tmp_path, monkeypatch):
+    def refuse(*args, **options):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(storage, "write_certified", refuse)
+    with pytest.raises(InputError, match=r"cannot write a checkpoint .*: No space left on device"):
+        play_one_step("scaffold", out=tmp_path / "run")
+
+
+def test_what_a_handler_raises_while_a_worker_is_awaited_passes(alarm, own_names):
+    def slow(self, c, params):
+        if c.round == 2:
+            os.kill(os.getppid(), signal.SIGALRM)
+        return Method.train(self, c, params)
+
+    with pytest.raises(Alarm, match=r"mine"):
+        play_one_step(define(train=slow), executor="pool", rounds=3)

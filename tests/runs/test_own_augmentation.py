@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from small_runs import equal, play, register
+import unskew
+from plugin_files import write_part
+from small_runs import EVEN, equal, make, play, register
 from unskew import Dataset, Draws, Samples, Transform, normalise, registries
-from unskew.base.errors import SlotError
+from unskew.base.errors import InputError, SlotError
 from unskew.data.transforms import Augment
 from unskew.runs.own_augmentation import try_augmentation
 
@@ -106,3 +108,31 @@ FAULTS = {
 def test_what_would_be_wrong_in_silence_is_refused(fault):
     with pytest.raises(SlotError, match=f"the augmentation failed before the first round: .*{fault}"):
         play(augment=own(**FAULTS[fault]))
+
+
+def test_an_augmentation_on_another_device_is_a_line(own_names):
+    body = {"draw": lambda self, n, shape, rng: Draws(torch.rand(n, generator=rng)),
+            "apply": lambda self, x, draws, mean, std: normalise(x, mean, std).to("meta")}  # fmt: skip
+    name = make("transforms", Transform, **body)
+    with pytest.raises(SlotError, match="gives samples on another device"):
+        play(augment=name)
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        "torch.from_numpy(np.random.default_rng().random((n, 1, 1, 1)))",
+        "torch.full((n, 1, 1, 1), float(time.perf_counter_ns() % 1000))",
+    ],
+    ids=["its own generator", "the clock"],
+)
+def test_an_augmentation_that_draws_elsewhere_is_refused(name, numbers):
+    text = f"""
+def draw(self, n, shape, rng):
+    return Draws({numbers}.float())
+def apply(self, x, draws, mean, std):
+    return (x.float() / 255 - mean) / std + 0.01 * draws.numbers
+"""
+    plugin = write_part(name, "transforms", "Transform", text)
+    with pytest.raises((InputError, SlotError), match="gives other numbers for the same rng"):
+        unskew.run(augment=name, plugin=plugin, **EVEN)

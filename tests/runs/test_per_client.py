@@ -8,6 +8,8 @@ import sys
 import pytest
 import torch
 
+import unskew
+from small_runs import SMALL, register
 from support import STACKED_TOLERANCE, gap, initial_model
 from unskew.base import storage
 from unskew.base.errors import ClientError, InputError, SlotError
@@ -267,3 +269,13 @@ def test_the_limit_of_states_in_memory_is_honoured(tmp_path):
 def test_a_hundred_thousand_clients_take_bounded_memory(tmp_path):
     (few, _), (many, held) = (measure_many(tmp_path / str(states), states, 4) for states in (0, 100_000))
     assert 3.9 < held <= 4.01 and many - few < 50  # 100 MB of numbers in 100,000 states
+
+
+@pytest.mark.parametrize("groups", [3, {"a": torch.ones(1)}, {"a": {"b": 1.0}}])
+def test_what_the_server_puts_is_groups(groups, own_names):
+    def update(self, s, server, merged):
+        s.per_client.put(0, groups)
+        return server
+
+    with pytest.raises(SlotError, match=r"s\.per_client\.put takes groups .*, in mine\.update"):
+        unskew.run(**SMALL, method=register("methods", "mine", Method, update=update)())

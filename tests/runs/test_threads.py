@@ -3,6 +3,7 @@
 import gc
 import logging
 import multiprocessing
+import os
 import sys
 import threading
 import time
@@ -13,8 +14,9 @@ import torch
 from torch import nn
 
 import unskew
+from small_runs import SKEWED, weights
 from unskew.base import plugins, seeds, storage
-from unskew.base.errors import InputError
+from unskew.base.errors import InputError, SlotError
 from unskew.base.process import hold_process
 from unskew.base.user_code import calls
 from unskew.core.net import Net
@@ -383,3 +385,29 @@ def test_comparisons_under_the_programs_settings(tmp_path):
         ours = unskew.compare(["fedavg"], out=tmp_path / "a", **options)
     plain = unskew.compare(["fedavg"], out=tmp_path / "b", **options)
     assert ours[0].summary["accuracy"] == plain[0].summary["accuracy"]
+
+
+# ------------------------------------------------------------------------------ a process forked in the middle of a run
+
+
+@pytest.mark.usefixtures("own_folder")
+@pytest.mark.parametrize("executor", ["serial", "pool"])
+def test_a_forked_child_cannot_go_on_with_the_run(executor, capfd):
+    options = {**SKEWED, "rounds": 3, "executor": executor}
+    known, parent, forked = weights(unskew.run("scaffold", **options)), os.getpid(), []
+
+    def watch(row):
+        if row["round"] == 1 and not forked:
+            forked.append(os.fork())
+
+    code = 0
+    try:
+        found = unskew.run("scaffold", watch=watch, out="forked", **options)
+    except SlotError as error:
+        code = 7 if "this process was forked in round 1" in str(error) else 8
+    finally:
+        if os.getpid() != parent:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(forked[0], 0)[1]) == 7
+    assert torch.equal(weights(found), known)
+    assert [row["round"] for row in unskew.open("forked").rounds] == [0, 1, 2, 3]

@@ -11,6 +11,7 @@ import time
 import pytest
 
 import unskew
+from small_runs import SKEWED
 from unskew.base.errors import InputError
 from unskew.cli import main
 from unskew.core.method import methods
@@ -202,3 +203,8 @@ def test_killed_twice_and_resumed_to_the_same_table_within_two_minutes(tmp_path)
     assert tables[0] == tables[1]
     for name in ("trials.csv", "trials.json", "trials.md", "tuned/fedsol.toml"):
         assert (tmp_path / "whole" / name).read_text() == (tmp_path / "cut" / name).read_text()
+
+
+def test_an_unknown_metric_of_tune_is_named(own_folder):
+    with pytest.raises(InputError, match=r"there is no metric 'x'; known: last, last_k"):
+        unskew.tune("fedavg", {"lr": [0.1, 0.2]}, metric="x", out="t", seeds=1, **SKEWED)

@@ -157,3 +157,10 @@ def test_every_method_keeps_what_is_frozen_or_refuses(name, part):
     before = initial_model(result.run)
     kept = [each for each in before if each.startswith(part[:-1])]
     assert kept and all(torch.equal(before[each], result.server["model"][each]) for each in kept)
+
+
+def test_weights_that_a_program_hands_over_name_the_tensor(place):
+    held = {name: tensor.clone() for name, tensor in unskew.open(place / "run").model().state_dict().items()}
+    held["head.bias"][1] = float("nan")
+    with pytest.raises(unskew.InputError, match=r"init \(--init\): handed over holds NaN .* in head\.bias"):
+        unskew.run(**SMALL, init=held)

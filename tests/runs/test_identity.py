@@ -1,4 +1,4 @@
-"""What a thirteenth trial as a new user would make it found: settings in modules, late imports, data changed unseen."""
+"""What makes another run of the same options: values in modules, imports made late, data changed unseen."""
 
 import json
 import subprocess
@@ -9,8 +9,7 @@ import pytest
 import torch
 
 import unskew
-
-SMALL = {"clients": 4, "rounds": 2, "split": "iid", "local_test": "none", "model": "mlp(hidden=[8])"}
+from small_runs import SMALL, said
 
 SCRIPT = """
 import json, sys
@@ -75,6 +74,47 @@ def test_a_default_of_a_pydantic_model_counts(tmp_path):
     assert not compare(tmp_path, imports=given.format(3.0), factor="Settings().k")[0]
 
 
+# -------------------------------------------------------------------------------------------------- code loaded by name
+
+PLUGIN = """
+import importlib
+from unskew import Method, registries, tree
+
+@registries.methods.register("test_by_name_{name}")
+class ByName(Method):
+    "Loads a helper by a name made up at run time."
+    def {slot}:
+        factor = importlib.import_module("loaded" + "_helper_{name}").factor()
+        return {result}
+"""
+SLOTS = {
+    "server": ("update(self, s, server, merged)",
+               'super().update(s, server, {**merged, "delta": tree.scale(merged["delta"], factor)})'),
+    "client": ("train(self, c, params)", "tree.scale(super().train(c, params), factor)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("executor", ["serial", "pool"])
+@pytest.mark.parametrize("side", SLOTS)
+def test_a_module_that_is_loaded_by_name_is_said(tmp_path, monkeypatch, caplog, side, executor, own_names):
+    name = f"{side}_{executor}"
+    slot, result = SLOTS[side]
+    (tmp_path / "plug.py").write_text(
+        PLUGIN.replace("{name}", name).replace("{slot}", slot).replace("{result}", result)
+    )
+    (tmp_path / f"loaded_helper_{name}.py").write_text("def factor():\n    return 0.5\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    unskew.run(
+        **{**SMALL, "plugins": [str(tmp_path / "plug.py")], "method": f"test_by_name_{name}", "executor": executor}
+    )
+    assert f"loaded_helper_{name}.py was loaded during the run and is no part of its recorded code" in said(caplog)
+
+
+# ----------------------------------------------------------------------------------------------------------------- data
+
+PLAIN = {"clients": 4, "rounds": 2, "split": "iid", "local_test": "none", "model": "mlp(hidden=[8])"}
+
+
 @pytest.mark.parametrize("how", ["data", "numpy", "inference mode", "torch"])
 def test_data_that_were_changed_in_any_way_are_other_data(tmp_path, how):
     array = np.random.default_rng(0).normal(size=(300, 6)).astype(np.float32)
@@ -83,11 +123,11 @@ def test_data_that_were_changed_in_any_way_are_other_data(tmp_path, how):
     parts = unskew.Samples(x[:240], y[:240]), unskew.Samples(x[240:], y[240:])
     data = unskew.Dataset("made", *parts, classes=tuple("abcdef"), mean=(0.0,), std=(1.0,))
 
-    def play():
-        return unskew.compare(["fedavg"], seeds=1, out=tmp_path, data=data, **SMALL)[0]
+    def compare_cell():
+        return unskew.compare(["fedavg"], seeds=1, out=tmp_path, data=data, **PLAIN)[0]
 
-    first = play()
-    assert play().reused
+    first = compare_cell()
+    assert compare_cell().reused
     if how == "data":
         data.train.x.data.mul_(3)
     elif how == "numpy":
@@ -97,20 +137,5 @@ def test_data_that_were_changed_in_any_way_are_other_data(tmp_path, how):
             data.train.x.mul_(3)
     else:
         data.train.x.mul_(3)
-    changed = play()
+    changed = compare_cell()
     assert not changed.reused and changed.summary["loss"] != first.summary["loss"]
-
-
-def test_a_generator_without_a_seed_is_said(tmp_path, caplog):
-    text = """import numpy as np
-from unskew import Method, registries, tree
-
-@registries.methods.register("unseeded")
-class M(Method):
-    '''x'''
-    def train(self, c, params):
-        return tree.scale(super().train(c, params), 1 + 0.001 * np.random.default_rng().random())
-"""
-    (tmp_path / "unseeded.py").write_text(text)
-    unskew.run("unseeded", plugin=str(tmp_path / "unseeded.py"), **SMALL)
-    assert "train (unseeded.py, line 7) makes a random generator without a seed" in caplog.text

@@ -1,23 +1,20 @@
-"""What a second trial by a newcomer found: faults of plugins that were silent, or told as something else."""
+"""Faults in slots: one line names the slot, the round and what is wrong, on every executor."""
+
+import sys
 
 import pytest
 import torch
-from torch import nn
 
 import unskew
+from plugin_files import write_part
+from small_runs import EXECUTORS, SKEWED, make, play, register
 from unskew import Method, registries
-from unskew.base.errors import SlotError
+from unskew.base.errors import InputError, SlotError
 from unskew.core import reducers
-from unskew.models.base import Model
 
-SMALL = {"data": "digits", "model": "mlp", "clients": 4, "split": "iid", "rounds": 2, "epochs": 1, "lr": 0.1}
+pytestmark = pytest.mark.usefixtures("own_names")
 
-
-class DrawnResult(reducers.mean):
-    """Draws from torch's generator."""
-
-    def result(self):
-        return {name: value * torch.rand(()) for name, value in super().result().items()}
+FOUR = {"data": "digits", "model": "mlp", "clients": 4, "split": "iid", "rounds": 2, "epochs": 1, "lr": 0.1}
 
 
 class NoResult(reducers.mean):
@@ -25,10 +22,6 @@ class NoResult(reducers.mean):
 
     def result(self):
         return {}
-
-
-def weigh_by_chance(self, s, replies):
-    return torch.rand(len(replies)).tolist()
 
 
 def survey(self, c):
@@ -127,42 +120,54 @@ FAULTS = {
 
 @pytest.mark.parametrize("executor", ["serial", "pool", "stacked"])
 @pytest.mark.parametrize("fault", FAULTS)
-def test_one_line_names_the_slot(fault, executor, own_names):
+def test_one_line_names_the_slot(fault, executor):
     slots, said = FAULTS[fault]
     kind = registries.methods.register("faulty")(type("Faulty", (Method,), {"__module__": "mine", **slots}))
     with pytest.raises(SlotError, match=said) as error:
-        unskew.run(kind(), executor=executor, **SMALL)
+        unskew.run(kind(), executor=executor, **FOUR)
     assert "\n" not in str(error.value) and "in round 1" in str(error.value)
     assert torch.get_num_threads() == 1
 
 
+# ----------------------------------------------------------------------------------------------------------- exceptions
+
+
+def refuse(self, *given):
+    raise InputError("not so")
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("slot", ["upload", "criterion", "update", "weigh"])
+def test_an_input_error_in_a_round_is_the_slot_s(slot, executor):
+    kind = register("methods", "mine", Method, **{slot: refuse})
+    with pytest.raises(SlotError, match=rf"InputError: not so, in mine\.{slot} \(.*line"):
+        play(method=kind(), executor=executor)
+
+
+def test_an_input_error_in_init_refuses_the_run():
+    with pytest.raises(InputError, match="not so"):
+        play(method=register("methods", "mine", Method, init=refuse)())
+
+
+def test_an_exit_in_own_terms_is_a_line():
+    with pytest.raises(InputError, match="own_terms fails: SystemExit"):
+        play(method=make("methods", Method, own_terms=lambda self: sys.exit(0)))
+
+
 @pytest.mark.parametrize(
-    "slots", [{"weigh": weigh_by_chance}, {"reducers": {"delta": DrawnResult}}], ids=["weigh", "add"]
+    ("lines", "says"),
+    [
+        (["remodel = lambda self, model, num_classes: 1 / 0"], "ZeroDivisionError: division by zero .*{name}.py"),
+        (["@property", "def output(self): raise ValueError('boom')"], "ValueError: boom, in {name}.output"),
+        (["def code_used(self): raise ValueError('boom')"], "ValueError: boom, in {name}.code_used"),
+    ],
 )
-def test_what_the_server_draws_does_not_depend_on_who_works(slots, own_names):
-    """Seeded for each call: in `serial` the clients' layers draw from the same generator in between."""
-    kind = registries.methods.register("drawing")(type("Drawing", (Method,), {"__module__": "mine", **slots}))
-    serial, pool, stacked = (unskew.run(kind(), executor=how, **SMALL) for how in ("serial", "pool", "stacked"))
-    for name, value in serial.server["model"].items():
-        assert torch.equal(pool.server["model"][name], value)
-        torch.testing.assert_close(stacked.server["model"][name], value, rtol=1e-3, atol=1e-4)
+def test_what_fails_before_the_rounds_is_one_line_too(lines, says, name):
+    with pytest.raises(SlotError, match="your own code failed: " + says.format(name=name)):
+        unskew.run(name, plugin=write_part(name, "methods", "Method", "\n".join(lines)), **SKEWED)
 
 
-def with_head(head):
-    return lambda self, model, classes: Model(model.body, head())
-
-
-def spoil(self, model, classes):
-    with torch.no_grad():
-        model.head.weight.fill_(float("nan"))
-    return model
-
-
-NETWORKS = {
-    "lazy": (with_head(lambda: nn.LazyLinear(10)), "'head.weight' is lazy and has no shape yet"),
-    "seven outputs": (with_head(lambda: nn.Linear(64, 7)), r"expected logits of shape \(2, 10\)"),
-    "twelve outputs": (with_head(lambda: nn.Linear(64, 12)), r"expected logits of shape \(2, 10\)"),
-    "other inputs": (with_head(lambda: nn.Linear(63, 10)), r"fails on inputs of shape \(1, 8, 8\)"),
-    "double": (lambda self, model, classes: model.double(), r"convert the network with .float\(\)"),
-    "not a number": (spoil, "'head.weight' holds NaN or infinite values"),
-}
+def test_code_used_that_gives_no_tuple_is_refused(name):
+    plugin = write_part(name, "methods", "Method", "def code_used(self): return 3")
+    with pytest.raises(InputError, match=rf"{name}.code_used must return a tuple of modules, classes and functions"):
+        unskew.run(name, plugin=plugin, **SKEWED)
