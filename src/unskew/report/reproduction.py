@@ -34,6 +34,8 @@ LEGEND = (
     "known, 2 points (of what is not an accuracy: 5 %); "
     "▲ ▼ above, below; – the run has no such figure; · not run; ⧖ of another scale or machine, not to be compared"
 )
+SPARSE = 30
+"""A line of so few points shows them; of more they hide it."""
 
 
 def to_row(figure: Compared) -> dict[str, str]:
@@ -184,7 +186,8 @@ def draw(drawn: Drawn, title: str, path: Path) -> None:
         elif drawn.kind == "scatter":
             axes.plot(xs, ys, "o", label=name, color=colour, markersize=4)
         else:
-            axes.plot(xs, ys, STYLES[number // len(COLOURS) % len(STYLES)], label=name, color=colour, marker=".")
+            marker = "." if len(points) <= SPARSE else ""
+            axes.plot(xs, ys, STYLES[number // len(COLOURS) % len(STYLES)], label=name, color=colour, marker=marker)
     if drawn.ticks:
         axes.set_xticks(range(len(drawn.ticks)), drawn.ticks, rotation=30, ha="right")
     axes.set_xlabel(drawn.x)
