@@ -2,6 +2,8 @@
 
 import base64
 import json
+import shutil
+import subprocess
 import time
 
 import pytest
@@ -147,6 +149,18 @@ def test_print_is_on_white_with_closed_details(comparison, tmp_path):
         assert pdf.startswith(b"%PDF") and len(pdf) > 20_000
         assert driver.execute_script("return document.querySelectorAll('details[open]').length") == 0
         check_silence(driver)
+
+
+@pytest.mark.skipif(shutil.which("pdftotext") is None, reason="needs pdftotext: apt-get install poppler-utils")
+def test_a_long_table_has_its_head_on_every_printed_page(forty, tmp_path):
+    with browser() as driver:
+        open_page(driver, forty)
+        pdf = base64.b64decode(driver.execute_cdp_cmd("Page.printToPDF", {"printBackground": True})["data"])
+    (tmp_path / "page.pdf").write_bytes(pdf)
+    words = ["pdftotext", "-layout", tmp_path / "page.pdf", "-"]
+    pages = subprocess.run(words, capture_output=True, text=True, check=True).stdout.split("\f")
+    rows = [page for page in pages if page.count(" ± ") > 8]
+    assert len(rows) > 1 and all("accuracy %" in page for page in rows)
 
 
 def test_nasty_names_do_not_run(tmp_path):
