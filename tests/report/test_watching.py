@@ -57,6 +57,8 @@ def test_a_tail_reads_each_row_once_and_no_half_lines(tmp_path):
     assert tail.read() == ([{"round": 0}], True)
     path.unlink()
     assert tail.read() == ([], True)
+    path.mkdir()  # as little to be read as what belongs to somebody else
+    assert tail.read() == ([], False)
 
 
 def test_a_run_that_goes_on(tmp_path):

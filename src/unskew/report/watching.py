@@ -10,6 +10,7 @@ import json
 import math
 import os
 import re
+import shlex
 import statistics
 import time
 from collections.abc import Sequence
@@ -70,7 +71,7 @@ class Tail:
                 self._file = about.st_ino
                 file.seek(self._place)
                 found = file.read()
-        except FileNotFoundError:
+        except OSError:  # not there yet, removed, or not for us to read
             anew, self._place = self._place > 0, 0
             return [], anew
         whole = found[: found.rfind(b"\n") + 1]
@@ -275,9 +276,8 @@ class WatchedRun:
         if phase == "damaged":
             return self._edited or self._problem
         if phase == "interrupted":
-            return (
-                f"interrupted or killed {ago} ago{self._describe_checkpoint()}; 'unskew resume {self.path}' continues"
-            )
+            command = f"unskew resume {shlex.quote(str(self.path))}"
+            return f"interrupted or killed {ago} ago{self._describe_checkpoint()}; '{command}' continues"
         if phase == "silent":
             return f"nothing written for {ago}; killed, or a long round"
         if phase not in ENDED and owner.held and self._is_long(silent):
