@@ -677,7 +677,7 @@
             yAxis: valueAxis("", { splitNumber: 4, axisLabel: { formatter: (v) => String(+v.toPrecision(4)) } }),
             tooltip: tooltip({ trigger: "axis", formatter: (items) => `<b>round ${items[0].value[0]}</b>` + items.slice().sort((a, b) => b.value[1] - a.value[1]).slice(0, 12).map((item) => `<br>${swatch(item.color)}${escapeText(cut(item.seriesName, 30))}: ${number(item.value[1], 3)}`).join("") }),
             series: names.filter((name) => name in own.curves && !hidden.has(name)).map((name) => ({
-              type: "line", name, data: own.curves[name], showSymbol: own.curves[name].length <= SPARSE, symbolSize: own.curves[name].length === 1 ? 6 : 4, z: looks[name].grey ? 2 : 3,
+              type: "line", name, data: own.curves[name], showSymbol: own.curves[name].length <= SPARSE, symbol: "circle", symbolSize: own.curves[name].length === 1 ? 6 : 4, z: looks[name].grey ? 2 : 3,
               lineStyle: { width: looks[name].grey ? 1 : 1.8, color: looks[name].colour, type: looks[name].dash }, itemStyle: { color: looks[name].colour }, emphasis: { focus: "series" },
             })),
           },
