@@ -54,6 +54,9 @@ def test_forty_names_neither_overlap_nor_overflow(forty, width, dark):
         assert driver.execute_script(ON_DATA) == 0
         highest = "Math.max(...[...document.querySelectorAll('table.figures td')].map((cell) => cell.offsetHeight))"
         assert driver.execute_script(f"return {highest}") < 45  # no cell breaks
+        heights = "[...document.querySelectorAll('table.figures tr')].map((row) => row.getBoundingClientRect().height)"
+        odd = [height for height in driver.execute_script(f"return {heights}") if height % 1]
+        assert odd == []  # else the column that stays in place covers lines between rows
         paper = driver.execute_script("return getComputedStyle(document.body).backgroundColor")
         assert paper == ("rgb(17, 23, 29)" if dark else "rgb(255, 255, 255)")
         check_silence(driver)
