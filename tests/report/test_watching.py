@@ -17,6 +17,7 @@ import unskew
 from made_runs import make_comparison, make_row, make_run
 from unskew.cli.watch import draw
 from unskew.report import watching
+from unskew.report.memory import measure_memory
 from unskew.report.serving import serve_page
 from unskew.report.watching import (
     Tail,
@@ -25,7 +26,6 @@ from unskew.report.watching import (
     describe_rate,
     describe_seconds,
     draw_sparkline,
-    measure_memory,
 )
 from unskew.runs import comparison
 
