@@ -15,6 +15,7 @@ from unskew.report.serving import serve_page
 
 pytestmark = [pytest.mark.slow, NEEDS_CHROMIUM]
 LONG = [f"flfa(inner=fedprox(mu={0.001 * (n + 1):.3f}), select=highest, n_layers=2)" for n in range(39)]
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 ON_DATA = """
 const plots = document.querySelector('[data-part=curves] .plot').getBoundingClientRect();
 const paths = [...document.querySelectorAll('[data-part=curves] .plot svg path')].filter(
@@ -34,6 +35,16 @@ def comparison(tmp_path_factory):
     make_comparison(place, {"fedavg": 0.6, "fedprox": 0.7, "scaffold": 0.8, "fedsol": 0.85}, rounds=12)
     (place / "report.html").write_text(build_page([place]))
     return place
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory):
+    """Many methods, half of them with no global model, so that these have no line among the first curves."""
+    place = tmp_path_factory.mktemp("mixed")
+    for output, names in (("global", ["fedavg", *LONG[:11]]), ("personal", LONG[11:23])):
+        make_comparison(place / output, {name: 0.5 + n / 100 for n, name in enumerate(names)}, 1, output=output)
+    (place / "report.html").write_text(build_page([place]))
+    return place / "report.html"
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +83,21 @@ def names_in(driver):
         cell.get_attribute("data-value")
         for cell in driver.find_elements("css selector", "table.figures td:first-child")
     ]
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_double_click_singles_out_the_name_it_began_on(mixed, width):
+    with browser(width) as driver:
+        open_page(driver, mixed)
+        names = driver.find_elements("css selector", "[data-part=curves] [data-method]")
+        chosen = sorted(names, key=lambda name: (name.rect["y"], name.rect["x"]))[3]
+        assert len(names) == 12
+        webdriver.ActionChains(driver).double_click(chosen).perform()
+        assert [name for name in names if name.get_attribute("aria-pressed") == "true"] == [chosen]
+        colour = "return arguments[0].style.getPropertyValue('--c')"
+        assert driver.execute_script(colour, chosen) in COLOURS  # not grey
+        webdriver.ActionChains(driver).pause(1).double_click(chosen).perform()
+        assert all(name.get_attribute("aria-pressed") == "true" for name in names)
 
 
 def test_sort_hide_hover_and_switch(comparison):
