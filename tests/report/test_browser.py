@@ -2,6 +2,8 @@
 
 import base64
 import json
+import shutil
+import subprocess
 import time
 
 import pytest
@@ -13,6 +15,7 @@ from unskew.report.serving import serve_page
 
 pytestmark = [pytest.mark.slow, NEEDS_CHROMIUM]
 LONG = [f"flfa(inner=fedprox(mu={0.001 * (n + 1):.3f}), select=highest, n_layers=2)" for n in range(39)]
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 ON_DATA = """
 const plots = document.querySelector('[data-part=curves] .plot').getBoundingClientRect();
 const paths = [...document.querySelectorAll('[data-part=curves] .plot svg path')].filter(
@@ -35,6 +38,16 @@ def comparison(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def mixed(tmp_path_factory):
+    """Many methods, half of them with no global model, so that these have no line among the first curves."""
+    place = tmp_path_factory.mktemp("mixed")
+    for output, names in (("global", ["fedavg", *LONG[:11]]), ("personal", LONG[11:23])):
+        make_comparison(place / output, {name: 0.5 + n / 100 for n, name in enumerate(names)}, 1, output=output)
+    (place / "report.html").write_text(build_page([place]))
+    return place / "report.html"
+
+
+@pytest.fixture(scope="module")
 def forty(tmp_path_factory):
     place = tmp_path_factory.mktemp("forty")
     make_comparison(place, {name: 0.5 + n / 100 for n, name in enumerate(["fedavg", *LONG])}, rounds=20)
@@ -52,6 +65,9 @@ def test_forty_names_neither_overlap_nor_overflow(forty, width, dark):
         assert driver.execute_script(ON_DATA) == 0
         highest = "Math.max(...[...document.querySelectorAll('table.figures td')].map((cell) => cell.offsetHeight))"
         assert driver.execute_script(f"return {highest}") < 45  # no cell breaks
+        heights = "[...document.querySelectorAll('table.figures tr')].map((row) => row.getBoundingClientRect().height)"
+        odd = [height for height in driver.execute_script(f"return {heights}") if height % 1]
+        assert odd == []  # else the column that stays in place covers lines between rows
         paper = driver.execute_script("return getComputedStyle(document.body).backgroundColor")
         assert paper == ("rgb(17, 23, 29)" if dark else "rgb(255, 255, 255)")
         check_silence(driver)
@@ -67,6 +83,21 @@ def names_in(driver):
         cell.get_attribute("data-value")
         for cell in driver.find_elements("css selector", "table.figures td:first-child")
     ]
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_double_click_singles_out_the_name_it_began_on(mixed, width):
+    with browser(width) as driver:
+        open_page(driver, mixed)
+        names = driver.find_elements("css selector", "[data-part=curves] [data-method]")
+        chosen = sorted(names, key=lambda name: (name.rect["y"], name.rect["x"]))[3]
+        assert len(names) == 12
+        webdriver.ActionChains(driver).double_click(chosen).perform()
+        assert [name for name in names if name.get_attribute("aria-pressed") == "true"] == [chosen]
+        colour = "return arguments[0].style.getPropertyValue('--c')"
+        assert driver.execute_script(colour, chosen) in COLOURS  # not grey
+        webdriver.ActionChains(driver).pause(1).double_click(chosen).perform()
+        assert all(name.get_attribute("aria-pressed") == "true" for name in names)
 
 
 def test_sort_hide_hover_and_switch(comparison):
@@ -147,6 +178,18 @@ def test_print_is_on_white_with_closed_details(comparison, tmp_path):
         assert pdf.startswith(b"%PDF") and len(pdf) > 20_000
         assert driver.execute_script("return document.querySelectorAll('details[open]').length") == 0
         check_silence(driver)
+
+
+@pytest.mark.skipif(shutil.which("pdftotext") is None, reason="needs pdftotext: apt-get install poppler-utils")
+def test_a_long_table_has_its_head_on_every_printed_page(forty, tmp_path):
+    with browser() as driver:
+        open_page(driver, forty)
+        pdf = base64.b64decode(driver.execute_cdp_cmd("Page.printToPDF", {"printBackground": True})["data"])
+    (tmp_path / "page.pdf").write_bytes(pdf)
+    words = ["pdftotext", "-layout", tmp_path / "page.pdf", "-"]
+    pages = subprocess.run(words, capture_output=True, text=True, check=True).stdout.split("\f")
+    rows = [page for page in pages if page.count(" ± ") > 8]
+    assert len(rows) > 1 and all("accuracy %" in page for page in rows)
 
 
 def test_nasty_names_do_not_run(tmp_path):

@@ -61,6 +61,13 @@ def test_every_method_is_named():
     assert not [name for name in NAMES if name[:12] not in said]
 
 
+def test_names_that_are_cut_keep_their_figures_and_can_be_told_apart():
+    kinds = {f"finetuned(inner=fedprox(mu=0.{n}))": "global" for n in range(6)} | {"fedper": "personal"}
+    runs = [Played(name, kind, [make_row(1, 0, personal=kind != "global")]) for name, kind in kinds.items()]
+    labels = [text.get_text() for text in draw_runs(runs).legends[0].get_texts()]
+    assert all(label.endswith(" %)") and "…" in label for label in labels) and len(set(labels)) == 6
+
+
 @pytest.mark.parametrize("count", [2, 13, 40])
 def test_measures_are_no_strip(count):
     series = {n: {name: [[(1, 1.0), (2, 2.0)]] for name in NAMES[:count]} for n in ("drift", "rank", "a", "b")}

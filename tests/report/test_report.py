@@ -1,7 +1,10 @@
 """A report from run folders: what is gathered, what the headline says, and that no text gets out of its place."""
 
+import html
 import json
+import os
 import re
+import shlex
 import shutil
 
 import pytest
@@ -79,6 +82,30 @@ def test_a_damaged_run_is_named_and_left_out(tmp_path):
     assert "00-seed0/rounds.jsonl" in build_page([tmp_path])
 
 
+def test_links_that_lead_back_are_followed_once(tmp_path):
+    for name, other in (("a", "b"), ("b", "a")):
+        make_run(tmp_path / name / "run", last=0.8 if name == "a" else 0.7)
+        (tmp_path / name / "other").symlink_to(tmp_path / other)
+    (tmp_path / "a" / "above").symlink_to(tmp_path)
+    found = gather([tmp_path])
+    assert len(found.runs) == 2 and found.problems == []
+    assert len(gather([tmp_path / "a", tmp_path / "b"]).runs) == 2
+
+
+def test_what_cannot_be_read_is_left_out(tmp_path, monkeypatch):
+    for name in ("mine", "theirs", "odd"):
+        make_run(tmp_path / name, "fedprox" if name == "odd" else "fedavg")
+    (tmp_path / "odd" / "rounds.jsonl").unlink()
+    (tmp_path / "odd" / "rounds.jsonl").mkdir()
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: path.name != "theirs" and access(path, mode))
+    found = gather([tmp_path])
+    assert [run.path.name for run in found.runs] == ["mine"]
+    assert found.problems == [f"{tmp_path / 'odd'} cannot be read: Is a directory"]
+    with pytest.raises(InputError, match="theirs cannot be read"):
+        gather([tmp_path / "theirs"])
+
+
 @pytest.mark.parametrize(("place", "line"), [("nowhere", "is no folder"), ("", "there are no runs in")])
 def test_what_is_no_run_is_refused(tmp_path, place, line):
     with pytest.raises(InputError, match=line):
@@ -122,6 +149,46 @@ def test_parts_hold_what_the_rows_say(tmp_path):
     assert setting.boxes["fedavg"].five == [40, 80, 80, 80, 80] and setting.boxes["fedavg"].worst_tenth == 40
     assert setting.notices[0].text == "4 of 8 replies did not come (drop-outs), in 4 rounds"
     assert setting.seconds["fedavg"] == {"local": 2.4, "aggregate": 0.4, "evaluate": 0.5}
+
+
+SQUARE = {"shape": [1, 2, 2], "pixels": [0, 1, 2, 3]}
+SOME_IMAGES = {"measures": {"condensed": {"0": SQUARE, "x": SQUARE, "1": {"shape": [1, 9], "pixels": []}, "2": 3}}}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"measures": None},
+        {"measures": {"spectrum": ["a", 1.0, []], "drift": ["a"]}},
+        {"measures": {"condensed": 0.5}},
+        SOME_IMAGES,
+        {"measures": {"condensed": {"0": {**SQUARE, "pixels": [0]}}}},
+        {"method": {"feedback_layers": 3, "similarity": "x", "feedback_no_op_rounds": None}},
+        {"method": {"feedback_layers": [["a"]], "feedback_no_op_rounds": "many"}},
+        {"class_accuracy": [0.5]},
+    ],
+)
+def test_notes_of_other_kinds_under_known_names_are_left_out(tmp_path, row):
+    make_run(tmp_path / "run", finished=False, more=lambda number: row if number == 2 else {})
+    (setting,) = make_facts(gather([tmp_path / "run"])).settings
+    assert setting.feedback == {} and setting.methods[0].name == "fedavg"
+    assert [image.label for own in setting.images.values() for image in own] == ["0"] * (row is SOME_IMAGES)
+
+
+def test_a_summary_without_times_is_damaged(tmp_path):
+    folder = make_run(tmp_path / "run")
+    held = json.loads((folder / "summary.json").read_text())
+    (folder / "summary.json").write_text(json.dumps({**held, "seconds": {}}))
+    with pytest.raises(InputError, match="lacks figures"):
+        gather([folder])
+
+
+def test_a_row_without_times(tmp_path):
+    folder = make_run(tmp_path / "run", finished=False)
+    first, *others = (folder / "rounds.jsonl").read_text().splitlines()
+    row = {key: value for key, value in json.loads(first).items() if key != "seconds"}
+    (folder / "rounds.jsonl").write_text("\n".join([json.dumps(row), *others]) + "\n")
+    assert make_facts(gather([folder])).settings[0].seconds["fedavg"]["evaluate"] == pytest.approx(0.3)
 
 
 def test_forgotten_is_the_best_so_far_minus_now(tmp_path):
@@ -219,6 +286,8 @@ def test_methods_that_are_level():
     methods = {"a": BASE, "b": BASE, "c": shifted(-1, -1, -1)}
     (line,) = write_headline({"accuracy %": methods}, "a", "digits")
     assert line == "Of 3 methods on digits, a and b are level at 61.00 %; the next is c with 60.00 %."
+    (line,) = write_headline({"global %": {"a": BASE, "b": BASE}}, "a", "digits")
+    assert line == "Both methods on digits, with one global model, are level at 61.00 %."
 
 
 def test_runs_that_diverged_are_said_in_the_headline(tmp_path):
@@ -242,12 +311,24 @@ def test_what_all_methods_share_is_said_once(tmp_path):
     ]
 
 
+def test_commands_on_the_page_can_be_pasted(tmp_path):
+    folder = make_run(tmp_path / "my runs" / "it's", finished=False)
+    page = html.unescape(build_page([folder]))
+    assert f"unskew run {shlex.quote(f'{folder}/run.toml')} --out" in page
+    assert f"'unskew resume {shlex.quote(str(folder))}' continues it" in page
+
+
 def test_long_names_are_said_without_options():
     long = "feddm(ipc=10, steps=50, server_epochs=100)"
     one, two = (f"flfa(inner=fedprox(mu={n}), select=lowest)" for n in (1, 2))
     assert shorten([long, one, two, "b(a=1)"]) == {long: "feddm(…)", one: one, two: two, "b(a=1)": "b(a=1)"}
     (line,) = write_headline({"accuracy %": {long: BASE, one: shifted(-5, -6, -5.5)}}, one, "digits")
     assert line.startswith("Of 2 methods on digits, feddm(…) wins with 61.00 %: 5.50 points above flfa(…)")
+
+
+def test_one_seed_is_said_to_be_one(tmp_path):
+    make_comparison(tmp_path, {"fedavg": 0.5, "fedprox": 0.6}, seeds=1)
+    assert "they take three seeds, and there is one." in build_page([tmp_path])
 
 
 def test_two_seeds_have_no_interval():

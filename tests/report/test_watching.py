@@ -17,6 +17,7 @@ import unskew
 from made_runs import make_comparison, make_row, make_run
 from unskew.cli.watch import draw
 from unskew.report import watching
+from unskew.report.memory import measure_memory
 from unskew.report.serving import serve_page
 from unskew.report.watching import (
     Tail,
@@ -25,7 +26,6 @@ from unskew.report.watching import (
     describe_rate,
     describe_seconds,
     draw_sparkline,
-    measure_memory,
 )
 from unskew.runs import comparison
 
@@ -57,6 +57,8 @@ def test_a_tail_reads_each_row_once_and_no_half_lines(tmp_path):
     assert tail.read() == ([{"round": 0}], True)
     path.unlink()
     assert tail.read() == ([], True)
+    path.mkdir()  # as little to be read as what belongs to somebody else
+    assert tail.read() == ([], False)
 
 
 def test_a_run_that_goes_on(tmp_path):

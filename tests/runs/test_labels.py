@@ -1,6 +1,9 @@
 """Who holds what, as a run writes it."""
 
+import json
+
 import numpy as np
+import pytest
 
 import unskew
 from unskew.runs.labels import MOST_CLIENTS, NAME, read_labels
@@ -33,3 +36,18 @@ def test_a_longer_run_takes_them_over_and_damage_is_no_error(tmp_path):
     assert read_labels(tmp_path / "longer") == read_labels(tmp_path / "run")
     (tmp_path / "run" / NAME).write_text('{"classes": ["a"], "clients": [0], "names": [], "of": 1, "counts": [[1, 2]]}')
     assert read_labels(tmp_path / "run") is None and read_labels(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"classes": [3, 4]}, {"names": [1]}, {"of": "two"}, {"clients": [None]},
+        {"clients": [], "counts": []}, {"counts": [[1, 2.5]]}, {"counts": 3},
+    ],
+)  # fmt: skip
+def test_what_no_chart_can_show_is_damage(tmp_path, changed):
+    held = {"classes": ["a", "b"], "clients": [0], "names": [], "of": 1, "counts": [[1, 2]]}
+    (tmp_path / NAME).write_text(json.dumps(held))
+    assert read_labels(tmp_path) is not None
+    (tmp_path / NAME).write_text(json.dumps(held | changed))
+    assert read_labels(tmp_path) is None

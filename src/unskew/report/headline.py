@@ -50,7 +50,7 @@ def _tell(where: str, methods: Mapping[str, BySeed], first: str) -> str:
     level = [name for name in ranking if means[best] - means[name] < LEVEL]
     if len(level) == len(ranking):
         all_ = "Both methods" if len(ranking) == 2 else f"All {len(ranking)} methods"
-        return f"{all_}{where} are level at {means[best]:.2f} %."
+        return f"{all_}{where}{',' * (',' in where)} are level at {means[best]:.2f} %."
     if len(level) > 1:
         others = ", ".join(level[1:-1])
         names = f"{best}{', ' * bool(others)}{others} and {level[-1]}"

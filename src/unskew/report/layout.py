@@ -172,12 +172,12 @@ def _make_below(figure: Figure, renderer: Any, block: Block, width: float, size:
 def _make_legend(figure: Figure, renderer: Any, block: Block, width: float, size: float) -> Any:
     """A legend with as many columns as there is room for; a name that is longer than that is cut."""
     fixed = (HANDLE + TEXT_PAD) * size / 72
-    labels = [_cut(renderer, figure, label, width - fixed - 0.02, size) for label in block.labels]
+    labels = [_cut_name(renderer, figure, label, width - fixed - 0.02, size) for label in block.labels]
     widest = fixed + max(_measure_text(renderer, figure, label, size) for label in labels)
     pad = COLUMN_PAD * size / 72
     half = (width - pad) / 2
     if widest > half > 3 * CM and len(labels) > FEW:  # two columns, though a name or two are cut then
-        labels = [_cut(renderer, figure, label, half - fixed - 0.02, size) for label in labels]
+        labels = [_cut_name(renderer, figure, label, half - fixed - 0.02, size) for label in labels]
         widest = half
     columns = min(max(math.floor((width + pad + 1e-6) / (widest + pad)), 1), len(labels))
     columns = math.ceil(len(labels) / math.ceil(len(labels) / columns))
@@ -217,6 +217,18 @@ def _cut(renderer: Any, figure: Figure, text: str, width: float, size: float) ->
     while len(text) > 1 and _measure_text(renderer, figure, f"{text}…", size) > width:
         text = text[:-1]
     return f"{text}…"
+
+
+def _cut_name(renderer: Any, figure: Figure, label: str, width: float, size: float) -> str:
+    """A label whose name, where it is too wide, lacks its middle; a figure in brackets behind it stays whole."""
+    name, gap, value = label.rpartition("  (")
+    name, rest, cut = (name, gap + value, name) if gap else (label, "", label)
+    length = len(name)
+    while length > 2 and _measure_text(renderer, figure, cut + rest, size) > width:
+        length -= 1
+        tail = int(0.45 * length)
+        cut = f"{name[: length - tail].rstrip('…')}…{name[len(name) - tail :].lstrip('…')}"
+    return cut + rest
 
 
 def _measure_text(renderer: Any, figure: Figure, text: str, size: float) -> float:

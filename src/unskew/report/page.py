@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import shlex
 from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.resources import files
@@ -25,7 +26,9 @@ from unskew.runs.comparison import CellResult
 ASSETS = files("unskew.report") / "assets"
 SHOWN = ("title", "headline", "table", "notices", "run_files", "runs")
 """What of a setting is written as HTML, not drawn."""
-OLDER = "Who held what is not in these folders: they are of a version that did not write labels.json."
+OLDER = (
+    "Who held what is not in these folders: they are of a version that did not write labels.json, or it was changed."
+)
 
 
 def build_page(paths: Sequence[Path], refresh_seconds: int | None = None) -> str:
@@ -193,7 +196,8 @@ def _tell_differences(setting: Setting) -> str:
     pairs = [gap for kinds in setting.differences.values() for own in kinds.values() for gap in own.values()]
     if all(gap[1] is None for gap in pairs):
         most = max((gap[3] for gap in pairs), default=0)
-        return f"Mean differences of accuracy in points. No intervals: they take three seeds, and there are {most}."
+        there = "is one" if most == 1 else f"are {most}"
+        return f"Mean differences of accuracy in points. No intervals: they take three seeds, and there {there}."
     return (
         "Mean differences of accuracy in points, seed by seed, with Student's 95 % interval. One that crosses 0 is no "
         "difference larger than the spread."
@@ -290,7 +294,8 @@ def _write_origin(facts: Facts, command: str) -> str:
         f'<div class="scroll"><table class="runs"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
     )
     called = f"<p>Command</p><pre>{escape(command)}</pre>" if command else ""
-    again = f"<p>Run one again</p><pre>unskew run {escape(runs[0]['folder'])}/run.toml --out NEW_FOLDER</pre>"
+    file = shlex.quote(f"{runs[0]['folder']}/run.toml")
+    again = f"<p>Run one again</p><pre>unskew run {escape(file)} --out NEW_FOLDER</pre>"
     texts = "".join(
         f"<details><summary><code>{escape(name)}</code></summary><pre>{escape(text)}</pre></details>"
         for setting in facts.settings for name, text in setting.run_files.items()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from unskew.base.errors import let_pass
 from unskew.base.text import count_of
 from unskew.measures import measures as known_measures
 from unskew.measures.figures import worst_share_mean
@@ -146,7 +148,11 @@ def find_axis(runs: Sequence[ReadRun]) -> Axis:
 
 
 def _work(row: Row) -> float:
-    return float(row["seconds"].get("clients", 0.0) + row["seconds"].get("aggregate", 0.0))
+    return _spent(row, "clients") + _spent(row, "aggregate")
+
+
+def _spent(row: Row, kind: str) -> float:
+    return float(row.get("seconds", {}).get(kind, 0.0))
 
 
 def _add_up(rows: Iterable[Row], of: Any) -> dict[int, float]:
@@ -220,7 +226,8 @@ def map_classes(runs: Sequence[ReadRun], most: int = MOST_COLUMNS) -> ClassMap |
         rows = {row["round"]: row["class_accuracy"] for row in run.rounds if row["round"] and row.get("class_accuracy")}
         if rows:
             tables.append(rows)
-    if not tables or len(next(iter(tables[0].values()))) > MOST_CLASSES:
+    sizes = {len(row) for rows in tables for row in rows.values()}
+    if len(sizes) != 1 or max(sizes) > MOST_CLASSES:
         return None
     rounds = thin(sorted(set.intersection(*map(set, tables))), most)
     if len(rounds) < 2:
@@ -256,7 +263,7 @@ def list_measured(methods: ByMethod) -> list[Measured]:
         curves, layers, lists = {}, {}, {}
         for method, runs in methods.items():
             rows = [
-                [(row["round"], row["measures"].get(name)) for row in run.rounds if "measures" in row] for run in runs
+                [(row["round"], row["measures"].get(name)) for row in run.rounds if row.get("measures")] for run in runs
             ]
             seeds = [{number: float(v) for number, v in own if isinstance(v, (int, float))} for own in rows]
             if any(seeds):
@@ -268,7 +275,7 @@ def list_measured(methods: ByMethod) -> list[Measured]:
                 layers[method] = _map_layers(tables)
             listed = [value for _, value in rows[0] if isinstance(value, list)]
             if listed:
-                lists[method] = [v for v in map(shorten, listed[-1][:MOST_LISTED]) if v is not None]
+                lists[method] = [v for v in map(_number, listed[-1][:MOST_LISTED]) if v is not None]
         if curves or layers or lists:
             found.append(Measured(name, find_reading(name), curves, layers, lists))
     return found
@@ -307,11 +314,18 @@ def _number(value: Any) -> float | None:
 
 def map_feedback(run: ReadRun) -> LayerMap | None:
     """FLFA: the agreement of clients' updates by layer and round, and the layers that feedback was in."""
-    noted = {row["round"]: row["method"] for row in run.rounds if "feedback_layers" in (row.get("method") or {})}
+    noted = {row["round"]: row["method"] for row in run.rounds if _has_feedback(row.get("method") or {})}
     if not noted:
         return None
     tables = [(number, own.get("similarity") or {}) for number, own in noted.items()]
     return _map_layers(tables, {number: own["feedback_layers"] for number, own in noted.items()})
+
+
+def _has_feedback(noted: Row) -> bool:
+    """Whether this is what FLFA notes; a method of the user's may note something else under its names."""
+    layers = noted.get("feedback_layers")
+    named = isinstance(layers, list) and all(isinstance(layer, str) for layer in layers)
+    return named and isinstance(noted.get("similarity") or {}, dict)
 
 
 def list_visits(run: ReadRun) -> list[Visit]:
@@ -332,12 +346,20 @@ def list_images(run: ReadRun) -> list[Image]:
     recorded = [row["measures"][CONDENSED] for row in run.rounds if (row.get("measures") or {}).get(CONDENSED)]
     if not recorded:
         return []
-    images = []
-    for label, own in recorded[-1].items():
-        channels, height, width = own["shape"]
-        name = run.classes[int(label)] if int(label) < len(run.classes) else label
-        images.append(Image(name, width, height, channels, own["pixels"]))
-    return images
+    images = recorded[-1].items() if isinstance(recorded[-1], dict) else ()
+    return [found for label, own in images if (found := _read_image(label, own, run.classes)) is not None]
+
+
+def _read_image(label: str, own: Any, classes: Sequence[str]) -> Image | None:
+    """An image as the measure writes it; a measure of the user's may have its name."""
+    try:
+        (channels, height, width), pixels = own["shape"], own["pixels"]
+        name = classes[int(label)] if int(label) < len(classes) else label
+        whole = min(height, width) > 0 and len(pixels) == channels * height * width
+    except (TypeError, ValueError, KeyError) as error:
+        let_pass(error)
+        return None
+    return Image(name, width, height, channels, pixels) if whole else None
 
 
 def condenses(run: ReadRun) -> bool:
@@ -348,7 +370,7 @@ def condenses(run: ReadRun) -> bool:
 def add_seconds(runs: Sequence[ReadRun]) -> dict[str, float]:
     """Where the seconds went, means over seeds."""
     kinds = ("local", "aggregate", "evaluate", "measure")
-    totals = {kind: [sum(row["seconds"].get(kind, 0.0) for row in run.rounds) for run in runs] for kind in kinds}
+    totals = {kind: [sum(_spent(row, kind) for row in run.rounds) for run in runs] for kind in kinds}
     return {kind: round(float(np.mean(own)), 3) for kind, own in totals.items() if any(own)}
 
 
@@ -363,7 +385,9 @@ def _tell(run: ReadRun) -> Iterable[Notice]:
 
     if not run.finished:
         yield say(
-            f"not finished: {run.done} of {run.about['rounds']} rounds; 'unskew resume {run.path}' continues it", True
+            f"not finished: {run.done} of {run.about['rounds']} rounds; "
+            f"'unskew resume {shlex.quote(str(run.path))}' continues it",
+            True,
         )
     diverged = [row["round"] for row in run.rounds if row.get("diverged")]
     stopped = next((row["stopped"] for row in run.rounds if "stopped" in row), None)
@@ -380,8 +404,8 @@ def _tell(run: ReadRun) -> Iterable[Notice]:
     if dropped:
         sent = sum(len(row.get("clients", ())) for row in run.rounds)
         yield say(f"{sum(dropped)} of {sent} replies did not come (drop-outs), in {count_of(len(dropped), 'round')}")
-    idle = max(((row.get("method") or {}).get("feedback_no_op_rounds", 0) for row in run.rounds), default=0)
-    if idle:
+    noted = [(row.get("method") or {}).get("feedback_no_op_rounds") for row in run.rounds]
+    if idle := max((number for number in noted if isinstance(number, int)), default=0):
         when = count_of(idle, "round")
         yield say(f"in {when} the layers that FLFA chose had nothing trained below them: feedback changed nothing")
     for change in run.options.get("code_changes", []):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -93,6 +94,9 @@ def gather(paths: Sequence[Path]) -> Gathered:
             runs.append(read_run(folder))
         except InputError as error:
             problems.append(str(error))
+        except OSError as error:
+            let_pass(error)
+            problems.append(f"{folder} cannot be read: {error.strerror or error}")
     if not runs:
         raise InputError(problems[0])
     return Gathered(_tell_apart(runs), problems, tables)
@@ -102,6 +106,16 @@ def find_folders(path: Path, tables: list[Row]) -> list[Path]:
     """The folders of runs in a folder, in the order of the comparisons that they are of; adds these to `tables`."""
     if not path.is_dir():
         raise InputError(f"{path} is no folder; give the folder of a run or a comparison")
+    if not _is_readable(path):
+        raise InputError(f"{path} cannot be read: it belongs to somebody else; ask them, or copy it")
+    return _find_in(path, tables, set())
+
+
+def _find_in(path: Path, tables: list[Row], seen: set[Path]) -> list[Path]:
+    """The same, below `path`; `seen`: folders that were looked into, to which links may lead back."""
+    if (real := path.resolve()) in seen:
+        return []
+    seen.add(real)
     if (path / "run.toml").is_file():
         return [path]
     compared = _read_table(path / "table.json")
@@ -110,8 +124,16 @@ def find_folders(path: Path, tables: list[Row]) -> list[Path]:
         if there := [folder for folder in listed if (folder / "run.toml").is_file()]:
             tables.append(compared)
             return there
-    inside = [each for each in path.iterdir() if each.is_dir() and each.name != "trials" and each.name[0] != "."]
-    return [run for each in sorted(inside, key=_begun) for run in find_folders(each, tables)]
+    inside = [each for each in path.iterdir() if _may_hold_runs(each) and _is_readable(each)]
+    return [run for each in sorted(inside, key=_begun) for run in _find_in(each, tables, seen)]
+
+
+def _may_hold_runs(path: Path) -> bool:
+    return path.is_dir() and path.name != "trials" and path.name[0] != "."
+
+
+def _is_readable(path: Path) -> bool:
+    return os.access(path, os.R_OK | os.X_OK)
 
 
 def _identify(folder: Path) -> tuple[str | bytes, ...]:

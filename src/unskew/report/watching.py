@@ -10,6 +10,7 @@ import json
 import math
 import os
 import re
+import shlex
 import statistics
 import time
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from typing import Literal
 
 from unskew.base.errors import InputError
 from unskew.base.text import count_of
+from unskew.report.memory import measure_memory
 from unskew.runs.comparison import read_plan
 from unskew.runs.config import read_file
 from unskew.runs.folder import Owner, Row, find_owner
@@ -70,7 +72,7 @@ class Tail:
                 self._file = about.st_ino
                 file.seek(self._place)
                 found = file.read()
-        except FileNotFoundError:
+        except OSError:  # not there yet, removed, or not for us to read
             anew, self._place = self._place > 0, 0
             return [], anew
         whole = found[: found.rfind(b"\n") + 1]
@@ -275,9 +277,8 @@ class WatchedRun:
         if phase == "damaged":
             return self._edited or self._problem
         if phase == "interrupted":
-            return (
-                f"interrupted or killed {ago} ago{self._describe_checkpoint()}; 'unskew resume {self.path}' continues"
-            )
+            command = f"unskew resume {shlex.quote(str(self.path))}"
+            return f"interrupted or killed {ago} ago{self._describe_checkpoint()}; '{command}' continues"
         if phase == "silent":
             return f"nothing written for {ago}; killed, or a long round"
         if phase not in ENDED and owner.held and self._is_long(silent):
@@ -405,35 +406,3 @@ def describe_rate(rate: float) -> str:
         if rate * seconds >= 1 or unit == "h":
             return f"{rate * seconds:.1f}/{unit}"
     raise AssertionError
-
-
-def measure_memory(pid: int) -> int | None:
-    """Bytes that a process and those that it started use, shared pages counted once; None where that cannot be seen."""
-    try:
-        family = _find_family(pid)
-        sizes = [_measure_process(each) for each in family]
-    except OSError:
-        return None
-    known = [size for size in sizes if size is not None]
-    return sum(known) if known else None
-
-
-def _find_family(pid: int) -> list[int]:
-    parents: dict[int, int] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            with suppress(OSError, ValueError, IndexError):
-                text = (entry / "stat").read_text(errors="replace")
-                parents[int(entry.name)] = int(text.rpartition(")")[2].split()[1])
-    family = [pid]
-    for member in family:  # grows meanwhile
-        family += [child for child, parent in parents.items() if parent == member and child not in family]
-    return family
-
-
-def _measure_process(pid: int) -> int | None:
-    for name, key in (("smaps_rollup", "Pss:"), ("status", "VmRSS:")):
-        with suppress(OSError, ValueError, IndexError, StopIteration):
-            lines = (Path("/proc") / str(pid) / name).read_text().splitlines()
-            return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(key))
-    return None

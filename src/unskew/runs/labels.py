@@ -56,7 +56,9 @@ def read_labels(folder: Path) -> Labels | None:
         found = json.loads((folder / NAME).read_text(encoding="utf-8"))
         read = Labels(**{key: found[key] for key in Labels.__dataclass_fields__})
         whole = len(read.counts) == len(read.clients) and all(len(row) == len(read.classes) for row in read.counts)
+        named = all(isinstance(name, str) for name in (*read.classes, *read.names))
+        counted = all(isinstance(n, int) for row in (read.clients, [read.of], *read.counts) for n in row)
     except (OSError, ValueError, TypeError, KeyError) as error:
         let_pass(error)
         return None
-    return read if whole and all(isinstance(n, int) for row in read.counts for n in row) else None
+    return read if read.clients and whole and named and counted else None

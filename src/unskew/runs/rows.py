@@ -35,7 +35,7 @@ def is_summary(found: Any) -> bool:
     return (
         isinstance(found, dict) and found.keys() >= SUMMARY and isinstance(found["accuracy"], dict)
         and all(map(_is_number, found["accuracy"].values())) and _are_numbers(found["seconds"])
-        and _is_personal(found["personal"])
+        and "clients" in found["seconds"] and _is_personal(found["personal"])
         and all(_is_count(found[key]) for key in ("rounds", "bytes_up", "bytes_down"))
     )  # fmt: skip
 

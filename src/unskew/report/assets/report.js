@@ -160,8 +160,9 @@
 
   // --------------------------------------------------------------------------- methods: colours, names
 
-  function dress(setting, hidden) {
-    const shown = setting.methods.filter((method) => !hidden.has(method.name)).length;
+  /** How each method looks; `names`: of those that there are lines of. */
+  function dress(setting, hidden, names = setting.methods.map((method) => method.name)) {
+    const shown = names.filter((name) => !hidden.has(name)).length;
     const found = {};
     setting.methods.forEach((method, place) => {
       const at = method.colour >= 0 ? method.colour : shown <= FEW + 2 ? place : -1;
@@ -180,20 +181,22 @@
     const buttons = new Map();
     for (const name of names) {
       const button = make("button", { title: name, "data-method": name, "aria-pressed": "true" }, make("i"), make("b"), make("span", {}, cut(name, 34)));
-      button.addEventListener("click", (event) => {
-        const alone = names.every((other) => hidden.has(other) === (other !== name));
-        if (event.detail === 2 || event.altKey || event.shiftKey || event.ctrlKey || event.metaKey) {
-          const before = event.detail === 2 ? !button.matches("[data-alone]") : !alone;
-          names.forEach((other) => (before && other !== name ? hidden.add(other) : hidden.delete(other)));
-        } else {
-          button.toggleAttribute("data-alone", alone);
-          hidden.has(name) ? hidden.delete(name) : hidden.add(name);
-        }
-        changed();
-      });
       buttons.set(name, button);
       box.append(button);
     }
+    let meant = null, alone = false; // the first click moves names: the second one may be on another, or on none
+    document.addEventListener("click", (event) => {
+      const button = event.target.closest("[data-method]"), second = event.detail === 2;
+      if (!second) meant = button && box.contains(button) ? button.dataset.method : null;
+      if (meant === null) return;
+      if (!second) alone = names.every((name) => hidden.has(name) === (name !== meant));
+      if (second || event.altKey || event.shiftKey || event.ctrlKey || event.metaKey) {
+        names.forEach((name) => (!alone && name !== meant ? hidden.add(name) : hidden.delete(name)));
+      } else {
+        hidden.has(meant) ? hidden.delete(meant) : hidden.add(meant);
+      }
+      changed();
+    });
     const paint = (looks) => {
       for (const [name, button] of buttons) {
         button.style.setProperty("--c", looks[name].grey ? theme.muted : looks[name].colour);
@@ -289,7 +292,7 @@
       const { quantity, axis, weight } = state;
       const names = [...lines.buttons.keys()];
       const shown = names.filter((name) => !hidden.has(name));
-      const looks = dress(setting, hidden);
+      const looks = dress(setting, hidden, names);
       const beside = width >= NARROW && names.length > FEW;
       const room = beside ? Math.min(280, Math.round(width * 0.28)) : 0;
       const [, format, title] = AXES[axis];
@@ -667,7 +670,7 @@
       const box = make("div", { class: "chart" });
       grid.append(make("div", {}, make("h3", {}, title(own)), make("p", {}, own.reading), box));
       redraws.push(draw(box, () => {
-        const looks = dress(setting, hidden);
+        const looks = dress(setting, hidden, names);
         if (bar) bar.paint(looks);
         return {
           height: 210,
@@ -677,7 +680,7 @@
             yAxis: valueAxis("", { splitNumber: 4, axisLabel: { formatter: (v) => String(+v.toPrecision(4)) } }),
             tooltip: tooltip({ trigger: "axis", formatter: (items) => `<b>round ${items[0].value[0]}</b>` + items.slice().sort((a, b) => b.value[1] - a.value[1]).slice(0, 12).map((item) => `<br>${swatch(item.color)}${escapeText(cut(item.seriesName, 30))}: ${number(item.value[1], 3)}`).join("") }),
             series: names.filter((name) => name in own.curves && !hidden.has(name)).map((name) => ({
-              type: "line", name, data: own.curves[name], showSymbol: own.curves[name].length <= SPARSE, symbolSize: own.curves[name].length === 1 ? 6 : 4, z: looks[name].grey ? 2 : 3,
+              type: "line", name, data: own.curves[name], showSymbol: own.curves[name].length <= SPARSE, symbol: "circle", symbolSize: own.curves[name].length === 1 ? 6 : 4, z: looks[name].grey ? 2 : 3,
               lineStyle: { width: looks[name].grey ? 1 : 1.8, color: looks[name].colour, type: looks[name].dash }, itemStyle: { color: looks[name].colour }, emphasis: { focus: "series" },
             })),
           },
