@@ -75,6 +75,8 @@ CLIENT = {
     "gradient_empty": ("def gradient(self, c, params, batch):\n        return {}", r"{m}.gradient must return a tree with some of the parameters' names, got nothing"),
     "gradient_meta": ("def gradient(self, c, params, batch):\n        return {n: g.to('meta') for n, g in super().gradient(c, params, batch).items()}",
                       r"{m}.gradient must return a tree .* got a tensor without data \(device meta\)"),
+    "gradient_sparse": ("def gradient(self, c, params, batch):\n        return {n: g.to_sparse() for n, g in super().gradient(c, params, batch).items()}",
+                        r"{m}.gradient must return a tree .* got a sparse tensor under '.*'; make it dense"),
     "loss_detached": ("def loss(self, c, params, batch):\n        return super().loss(c, params, batch).detach()", r"{m}.loss must return a loss that depends on .*without a gradient"),
     "criterion_int": ("def criterion(self, c, out, batch):\n        return torch.tensor(3)", r"{m}.criterion must return a loss that depends on .*without a gradient \(int64"),
     "loss_leaf": ("def loss(self, c, params, batch):\n        return torch.tensor(1.0, requires_grad=True)", r"{m}.loss must return a loss that depends on the parameters .* none of them changes"),
@@ -134,6 +136,7 @@ SERVER = {
     "remembered": ("def update(self, s, server, merged):\n        s.per_client.put(0, {'a': {'b': torch.ones(1)}})\n        s.per_client.get(0)['a']['b'].add_(1)\n        return super().update(s, server, merged)",
                    r"{m}.update changes s.per_client.get\(0\)\[\"a\"\]\[\"b\"\] in place"),
     "predict_shape": ("def predict(self, c, params, x):\n        return c.forward(params, x, 'eval').features", r"{m}.predict must return scores, a floating tensor of shape \[\d+, 10\], got a tensor"),
+    "predict_sparse": ("def predict(self, c, params, x):\n        return super().predict(c, params, x).to_sparse()", r"{m}.predict must return scores, .* got a sparse tensor of shape \[\d+, 10\]"),
     "predict_raises": ("def predict(self, c, params, x):\n        raise ValueError('no')", r"ValueError: no, in {m}.predict"),
 }  # fmt: skip
 

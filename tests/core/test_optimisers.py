@@ -236,6 +236,16 @@ def test_a_plugins_optimiser_that_returns_nonsense_is_one_line():
         play("fedavg", local={**LOCAL, "optimiser": "test_none"})
 
 
+@pytest.mark.parametrize("spoil", [lambda value: value.to("meta"), lambda value: value.to_sparse()])
+def test_a_plugins_optimiser_that_returns_no_numbers_is_named(spoil):
+    def step(self, params, grads, memory, settings):
+        return {name: spoil(value) for name, value in params.items()}, memory
+
+    register("optimisers", "test_no_numbers", Optimiser, step=step)
+    with pytest.raises(SlotError, match=r"optimiser test_no_numbers.step must return '.*' as a tensor of shape"):
+        play("fedavg", local={**LOCAL, "optimiser": "test_no_numbers"})
+
+
 # ----------------------------------------------------------------------------- what a user's own remembers and declares
 
 HEAVY = """

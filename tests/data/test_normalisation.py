@@ -48,3 +48,24 @@ def test_numbers_are_not_images(tmp_path):
     assert load(f"npz:{tmp_path}/mine.npz").shape == (3,)
     with pytest.raises(InputError, match="numbers already"):
         load({"name": "npz", "path": f"{tmp_path}/mine.npz", "normalisation": "half"})
+
+
+IMAGES = torch.zeros(3, 1, 8, 8, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize(
+    ("x", "mean", "std", "line"),
+    [
+        (IMAGES.numpy(), (0.5,), (0.5,), "expected a tensor, got ndarray"),
+        (IMAGES, (0.5,) * 3, (0.5,) * 3, "for each of 1 channels, or one for all, got 3 and 3"),
+        (IMAGES, 0.5, (0.5,), "expected mean as numbers, one per channel, got 0.5"),
+        (IMAGES, (0.5,), (0.0,), "every std above 0"),
+    ],
+)
+def test_what_cannot_be_normalised_is_one_line(x, mean, std, line):
+    with pytest.raises(InputError, match=line):
+        unskew.normalise(x, mean, std)
+
+
+def test_lists_of_constants_are_taken():
+    assert torch.equal(unskew.normalise(IMAGES, [0.5], [0.5]), unskew.normalise(IMAGES, (0.5,), (0.5,)))

@@ -73,6 +73,19 @@ def spoil_in_place(self, x):
     return self.fc(after)
 
 
+class Looked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.fc = nn.Embedding(2, 4, sparse=True), nn.Linear(64, 3)
+
+    def forward(self, x):
+        return self.fc(self.table((x.flatten(1) > 0.5).long()).flatten(1))
+
+
+def with_extra(self, x):
+    return (Net.forward(self, x), 1) if self.training else Net.forward(self, x)
+
+
 class Quick(nn.Module):
     def forward(self, x):
         return x.flatten(1)[:, :3]
@@ -110,6 +123,9 @@ BAD = {
     "unknown head": (Net, "has no layer 'classifier'"),
     "scripted": (lambda: torch.jit.trace(Net().eval(), torch.rand(2, *SHAPE)), "compiled or scripted"),
     "compiled": (lambda: torch.compile(Net()), "compiled or scripted"),
+    "quantised": (lambda: torch.ao.quantization.quantize_dynamic(Net()), "is quantised, so that it cannot be trained"),
+    "sparse": (Looked, "the gradient of 'body.table.weight' is sparse.*sparse=False"),
+    "tuple in training": (lambda: change(with_extra), r"its logits of shape \(2, 3\) in training, too, got tuple"),
 }  # fmt: skip
 HEADS = {
     "channels": "2", "features": "1", "no parameters": "1", "not last": "body", "no head": "",

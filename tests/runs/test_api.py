@@ -9,10 +9,14 @@ from torch import nn
 
 import unskew
 from awkward import tiny_data
-from small_runs import FEW, refused
+from cli.calling import contents
+from small_runs import FEW, SMALL, refused
 from unskew.base.errors import InputError
 from unskew.core.observer import Observer
+from unskew.data.partition.splits import splits
 from unskew.methods.fedprox import FedProx
+from unskew.report.files import check_place
+from unskew.runs.config import from_table
 
 NAN = float("nan")
 
@@ -94,6 +98,7 @@ BAD = {
     "an absent plugin": (run(plugin="nosuch.py"), "plugin nosuch.py: there is no such file"),
     "a number as plugin": (run(plugin=3), "plugin: expected a Python file or module"),
     "numbers as plugins": (run(plugins=[3]), "plugins: expected a Python file or module"),
+    "a zero in init": (run(init="a\0b"), "init (--init): expected a .safetensors file, got"),
     "no methods": (compare([]), "--methods names no method; give some"),
     "empty methods": (compare(""), "--methods names no method; give some"),
     "no method list": (compare(None), "--methods expects a list such as"),
@@ -145,6 +150,53 @@ def test_a_file_in_the_place_of_a_folder_is_refused(call, tmp_path):
     with pytest.raises(InputError, match="is a file; choose another --out"):
         call()(file)
     assert file.read_text() == "mine"
+
+
+@pytest.mark.parametrize("call", [
+    lambda out: unskew.compare("fedavg", seeds=1, out=out, **SMALL),
+    lambda out: unskew.tune("fedavg", "lr=0.1", out=out, **SMALL), check_place,
+])  # fmt: skip
+def test_a_comparison_keeps_out_of_the_folder_of_a_run(call, tmp_path):
+    unskew.run(out=tmp_path / "run", **SMALL)
+    before = contents(tmp_path)
+    with pytest.raises(InputError, match="is the folder of a run; choose another --out"):
+        call(tmp_path / "run")
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("call", [
+    lambda run, cells: run.plot(["accuracy"]), lambda run, cells: run.plot(x=np.array(["rounds", "bytes"])),
+    lambda run, cells: cells.plot({"accuracy": 1}), lambda run, cells: run.confusion(3),
+    lambda run, cells: cells.table(metric=["last"]), lambda run, cells: cells.table().to_text(["md"]),
+    lambda run, cells: unskew.split_head(MyNet(), ["fc"]), lambda run, cells: unskew.split_head(MyNet(), torch.rand(2)),
+    lambda run, cells: splits.build("iid").cut(unskew.load("digits"), clients="3", seed=0),
+    lambda run, cells: splits.build("virtual").cut(unskew.load("digits"), clients=2.5, seed=0),
+    lambda run, cells: splits.build("iid").cut(unskew.load("digits"), clients=3, seed="0"),
+    lambda run, cells: from_table(None),
+])  # fmt: skip
+def test_what_is_asked_with_another_type_is_one_line(call, played):
+    with pytest.raises(InputError) as caught:
+        call(*played)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory):
+    """A run in its folder, and a comparison."""
+    out = tmp_path_factory.mktemp("played")
+    unskew.run(out=out / "run", **SMALL)
+    return unskew.open(out / "run"), unskew.compare("fedavg", seeds=1, out=out / "cells", **SMALL)
+
+
+def test_a_network_with_extra_state_runs():
+    class Extra(MyNet):
+        def get_extra_state(self):
+            return {"version": 3}
+
+        def set_extra_state(self, state):
+            pass
+
+    assert unskew.run(**{**SMALL, "model": Extra(), "head": "fc"}).accuracy > 0
 
 
 def same(one, other):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 
 import unskew
@@ -165,6 +166,16 @@ def test_what_cannot_be_tuned_fairly_is_refused_in_one_line(name, tmp_path, monk
     said = capsys.readouterr().err
     assert end.value.code == 2 and line in said and said.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("more", [
+    {"search": np.array(["grid", "random"])}, {"metric": np.array(["last", "last_k"])},
+    {"grid": {"lr": [0.1, np.array([0.1, 0.2])]}},
+])  # fmt: skip
+def test_arrays_are_refused_in_one_line(more, tmp_path):
+    with pytest.raises(InputError) as caught:
+        unskew.tune("fedavg", **{"grid": {"lr": [0.1, 0.2]}, "out": tmp_path / "t", **TINY, **more})
+    assert "\n" not in str(caught.value)
 
 
 def test_where_all_settings_diverge_there_is_none_to_choose(tmp_path):

@@ -39,8 +39,9 @@ class Drawable:
 
         `width`: for a paper, "column", "full" or centimetres.
         """
-        if not isinstance(title, str):
-            raise InputError(f"title: expected a text, got {title!r}")
+        for what, given in (("measure", "" if measure is None else measure), ("x", x), ("title", title)):
+            if not isinstance(given, str):
+                raise InputError(f"{what}: expected a text, got {given!r}")
         found: Figure = import_module("unskew.report.notebook").draw(self, measure, x, width, title)
         return found
 

@@ -24,7 +24,7 @@ from unskew.base.settings import LocalSettings
 from unskew.base.tree import Tree
 from unskew.core.checks.faults import Fault
 from unskew.core.checks.guard import Guard
-from unskew.core.checks.returned import describe
+from unskew.core.checks.returned import describe, is_dense
 from unskew.core.checks.watching import is_foreign
 from unskew.core.tolerance import USUAL
 
@@ -253,6 +253,7 @@ def _check_step(rule: object, grads: Tree, found: object) -> None:
         raise Fault(rule, "step", f"must return two trees, the parameters and its memory, got {describe(found)}")
     for name, grad in grads.items():
         value = found[0].get(name)
-        if not isinstance(value, Tensor) or value.shape != grad.shape or value.dtype != grad.dtype:
+        good = isinstance(value, Tensor) and is_dense(value)
+        if not good or value.shape != grad.shape or value.dtype != grad.dtype:
             expected = f"a tensor of shape {list(grad.shape)} and type {grad.dtype}"
             raise Fault(rule, "step", f"must return '{name}' as {expected}, got {describe(value)}")

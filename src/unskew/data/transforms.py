@@ -20,14 +20,30 @@ Scale = tuple[float, ...]
 
 def normalise(x: Tensor, mean: Scale, std: Scale) -> Tensor:
     """(x / 255 - mean) / std per channel for uint8 images; float inputs stay as they are, as float32."""
+    if not isinstance(x, Tensor):
+        raise InputError(f"normalise: expected a tensor, got {type(x).__name__}; use torch.as_tensor(x)")
     if x.is_floating_point():
         return x.to(torch.float32)
+    if not (isinstance(mean, tuple) and isinstance(std, tuple)):
+        mean, std = _read_scale("mean", mean), _read_scale("std", std)
+    if not {len(mean), len(std)} <= {1, x.shape[1]}:
+        raise InputError(f"normalise: expected a mean and a std for each of {x.shape[1]} channels, or one for all, got "
+                         f"{len(mean)} and {len(std)}")  # fmt: skip
     scale, shift = _scale_and_shift(mean, std, x.dim(), x.device)
     return torch.mul(x, scale).add_(shift)
 
 
+def _read_scale(what: str, given: object) -> Scale:
+    try:
+        return tuple(float(value) for value in given)  # type: ignore[attr-defined]
+    except (TypeError, ValueError):
+        raise InputError(f"normalise: expected {what} as numbers, one per channel, got {given!r}") from None
+
+
 @functools.lru_cache(maxsize=32)
 def _scale_and_shift(mean: Scale, std: Scale, dimensions: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    if not all(value > 0 for value in std):
+        raise InputError(f"normalise: expected every std above 0, got {std}")
     spread = torch.tensor(std, dtype=torch.float64, device=device)
     scale, shift = 1 / (255 * spread), -torch.tensor(mean, dtype=torch.float64, device=device) / spread
     shape = (1, -1, *(1,) * (dimensions - 2))

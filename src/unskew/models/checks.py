@@ -36,11 +36,14 @@ def make_example(shape: tuple[int, ...], size: int = 2) -> Tensor:
 def check_module(what: str, module: nn.Module) -> None:
     """Refuses a module that cannot be trained as it is: compiled, lazy, on a device, not float32, not finite."""
     for layer in module.modules():
-        if isinstance(layer, torch.jit.ScriptModule) or type(layer).__module__.startswith("torch._dynamo"):
+        home = type(layer).__module__
+        if isinstance(layer, torch.jit.ScriptModule) or home.startswith("torch._dynamo"):
             raise InputError(
                 f"{what} is compiled or scripted, so that its parameters cannot be exchanged; hand over the plain "
                 "module, as it was before torch.compile or torch.jit"
             )
+        if home.startswith("torch.ao.nn.quantized"):
+            raise InputError(f"{what} is quantised, so that it cannot be trained; hand it over as it was before")
     for name, value in _list_saved(module):
         if is_lazy(value):
             raise InputError(f"{what}: '{name}' is lazy and has no shape yet; pass one batch through the module first")
@@ -288,6 +291,10 @@ def _find_unused(what: str, logits: Tensor, free: dict[str, nn.Parameter]) -> li
         grads = torch.autograd.grad(logits.sum(), list(free.values()), allow_unused=True)
     except Exception as error:
         raise InputError(f"{what} cannot be differentiated: {type(error).__name__}: {one_line(error)[:300]}") from error
+    for name, grad in zip(free, grads, strict=True):
+        if grad is not None and grad.layout is not torch.strided:
+            raise InputError(f"{what}: the gradient of '{name}' is sparse, and methods compute with dense ones; give "
+                             "its layer sparse=False")  # fmt: skip
     return [name for name, grad in zip(free, grads, strict=True) if grad is None]
 
 

@@ -26,6 +26,8 @@ def split_head(module: nn.Module, head: str | None = None, example: Tensor | Non
     """
     if isinstance(module, Model):
         return module
+    if not isinstance(head, str | None):
+        raise InputError(f"{type(module).__name__}: expected head as the name of its last layer, got {head!r}")
     body = copy_module(f"model {type(module).__name__}", module)
     layer = dict(body.named_modules()).get(head) if head else None
     if not head or layer is None:
@@ -50,6 +52,14 @@ def _check_same(module: nn.Module, model: Model, head: str, example: Tensor) -> 
         expected = whole(example.clone())  # one that it changes is found, and said, later
     if not isinstance(expected, Tensor):
         raise InputError(f"{type(module).__name__} must return its logits, got {type(expected).__name__}")
+    with torch.no_grad(), seeds.seed_everything(0, "head"):
+        trained = whole.train()(example.clone())
+    if not isinstance(trained, Tensor) or trained.shape != expected.shape:
+        got = tuple(trained.shape) if isinstance(trained, Tensor) else type(trained).__name__
+        raise InputError(
+            f"{type(module).__name__} must return its logits of shape {tuple(expected.shape)} in training, too, got "
+            f"{got}; leave out auxiliary outputs"
+        )
     with torch.no_grad(), seeds.seed_everything(0, "head"):
         try:
             same = torch.allclose(parts(example.clone()).logits, expected, rtol=1e-4, atol=1e-5, equal_nan=True)
@@ -108,6 +118,8 @@ class GivenModule(Architecture):
         check_module(f"model {type(module).__name__}", module)
         digest = hashlib.sha256()
         for name, value in module.state_dict().items():
+            if not isinstance(value, Tensor):  # what get_extra_state gives is made of attributes, which count below
+                continue
             digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
             digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
         frozen = [name for name, value in module.named_parameters() if not value.requires_grad]

@@ -253,6 +253,8 @@ def _rounds_to_notes(cells: Sequence[CellResult], first: str) -> list[str]:
 
 
 def _metric_key(metric: Metric, summary: Row) -> str:
+    if not isinstance(metric, str):
+        raise InputError(f"metric: expected a text such as 'last', got {metric!r}")
     names = {"last_10_percent": "last_10_percent_mean"}
     key = names.get(metric, metric)
     if metric == "last_k":

@@ -32,10 +32,12 @@ TUNED = "tuned"
 
 
 def check_place(out: Path, *, tuning: bool = False) -> None:
-    """Refuses a folder in which other files have the names that the comparison, or tuning, would write."""
+    """Refuses a run's folder, and other files of the names that the comparison, or tuning, would write."""
     existing = [name for name in NAMES if (out / name).exists()]
     if out.exists() and not out.is_dir():
         raise InputError(f"{out} is a file; choose another --out, a folder")
+    if (out / "run.toml").exists():
+        raise InputError(f"{out} is the folder of a run; choose another --out")
     if existing and _read_table(out / "table.json") is None:
         raise InputError(f"{out / existing[0]} already exists and belongs to no comparison; choose another --out")
     if tuning and not (out / "trials.json").exists() and (others := _list_tuned(out)):

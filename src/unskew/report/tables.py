@@ -98,7 +98,7 @@ LEGEND = "bold: best; underlined: second best"
 def render(table: Table, form: Format) -> str:
     """The table as text in one of the forms."""
     known = {"md": _markdown, "csv": _csv, "latex": _latex, "json": _json}
-    if form not in known:
+    if not isinstance(form, str) or form not in known:
         raise InputError(f"there is no form '{form}' of a table; known: {', '.join(sorted(known))}")
     return known[form](table)
 

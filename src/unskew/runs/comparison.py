@@ -166,9 +166,11 @@ def _check_split(cells: Sequence[CellResult]) -> None:
 
 
 def check_folder(out: Path) -> None:
-    """Refuses a file in the place of a comparison's folder."""
+    """Refuses a file, and a run's folder, in the place of a comparison's folder."""
     if out.exists() and not out.is_dir():
         raise InputError(f"{out} is a file; choose another --out, a folder")
+    if (out / "run.toml").exists():
+        raise InputError(f"{out} is the folder of a run; choose another --out")
 
 
 def run_cell(run: Run, path: Path, data: Dataset, watch: engine.Watch | None) -> CellResult:

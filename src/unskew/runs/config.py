@@ -309,6 +309,8 @@ def from_table(table: Mapping[str, Any], *, fresh: bool = True) -> Run:
 
     User code that was edited since it was loaded is loaded anew, unless `fresh` is false.
     """
+    if not isinstance(table, Mapping):
+        raise InputError(f'a run is a table such as {{"method": "fedavg", "rounds": 3}}, got {table!r}')
     load_plugins(table, fresh=fresh)
     registries: dict[str, Registry[Any]] = component_fields(Run)
     names = [field.name for field in dataclasses.fields(Run)]

@@ -42,6 +42,8 @@ def write_tests(folder: RunFolder, tested: dict[str, Tested]) -> None:
 
 def read_confusion(folder: Path, personal: bool = False) -> Confusion:
     """The confusion matrix that a finished run left; `personal`: of the clients' models beside the global one."""
+    if not isinstance(personal, bool):
+        raise InputError(f"personal: expected True or False, got {personal!r}")
     path = folder / f"{FIGURES['personal_figures' if personal else 'figures']}confusion.csv"
     try:
         RunFolder.at(folder).check_table(path.name)

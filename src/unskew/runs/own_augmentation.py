@@ -9,7 +9,7 @@ from torch import Tensor
 
 from unskew.base import seeds
 from unskew.core.checks.faults import Fault, naming
-from unskew.core.checks.returned import describe
+from unskew.core.checks.returned import describe, is_dense
 from unskew.core.checks.watching import is_foreign
 from unskew.data.dataset import Dataset
 from unskew.data.transforms import Draws, Transform
@@ -59,7 +59,7 @@ def _apply(augment: Transform, x: Tensor, draws: Draws, data: Dataset) -> Tensor
     with seeds.find_draws() as drawn:
         made: Any = augment.apply(given, Draws(numbers), data.mean, data.std)
     _refuse_draws(augment, "apply", drawn)
-    if not isinstance(made, Tensor) or made.shape != x.shape or made.dtype != torch.float32:
+    if not isinstance(made, Tensor) or not is_dense(made) or made.shape != x.shape or made.dtype != torch.float32:
         wanted = f"normalised samples, float32 of shape {list(x.shape)}"
         raise Fault(augment, "apply", f"must return {wanted}, got {describe(made)}")
     if made.device != x.device:

@@ -109,6 +109,8 @@ def read_tensors(path: Path) -> Held:
     except OSError as error:
         let_pass(error)
         raise InputError(f"init: cannot read {path}: {error.strerror or error}; give a .safetensors file") from None
+    except ValueError as error:  # a zero among the characters
+        raise InputError(f"init: expected a .safetensors file, got {str(path)!r}: {error}") from None
     except safetensors.SafetensorError as error:
         raise InputError(
             f"init: {path} is no safetensors file ({one_line(error)}); write one with safetensors.torch.save_file"

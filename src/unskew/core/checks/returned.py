@@ -108,7 +108,8 @@ def describe(value: Any) -> str:
         return "None (is a return missing?)"
     if isinstance(value, Tensor):
         kind = "" if value.dtype is torch.float32 else f" ({_kind(value)})"
-        return f"a tensor of shape {list(value.shape)}{kind}{' without data (device meta)' if value.is_meta else ''}"
+        what = "a tensor" if value.layout is torch.strided else "a sparse tensor"
+        return f"{what} of shape {list(value.shape)}{kind}{' without data (device meta)' if value.is_meta else ''}"
     if isinstance(value, nn.Module):
         return f"a module ({type(value).__name__}); its parameters are a tree"
     if isinstance(value, dict):
@@ -117,6 +118,11 @@ def describe(value: Any) -> str:
         return f"{kind} with {_list(value)}"
     text = repr(value)
     return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
+
+
+def is_dense(value: Tensor) -> bool:
+    """Whether it holds a number for each of its entries."""
+    return value.layout is torch.strided and not value.is_meta
 
 
 def _list(names: Any) -> str:
@@ -333,7 +339,11 @@ def check_weight(asked: Asked, value: Any) -> Any:
 def check_scores(asked: Asked, value: Any, x: Tensor) -> Tensor:
     """[B, C] scores of a batch."""
     wanted = [len(x), asked.context.num_classes]
-    if not isinstance(value, Tensor) or list(value.shape) != wanted or not value.is_floating_point() or value.is_meta:
+    if (
+        not isinstance(value, Tensor)
+        or not is_dense(value)
+        or not (list(value.shape) == wanted and value.is_floating_point())
+    ):
         raise Wrong(f"must return scores, a floating tensor of shape {wanted}, got {describe(value)}")
     return value.detach()
 
@@ -416,7 +426,8 @@ def check_direction(gradient: LocalGradient, grads: Any, params: Tree, trainable
     try:
         for name, grad in grads.items():
             weight = params[name]
-            if not (grad.shape == weight.shape and grad.dtype is weight.dtype and grad.device == weight.device):
+            alike = grad.shape == weight.shape and grad.dtype is weight.dtype and grad.device == weight.device
+            if not (alike and grad.layout is torch.strided):
                 break
         else:
             if grads and not (_is_own_gradient(gradient) and any(name not in grads for name in trainable)):

@@ -15,7 +15,7 @@ from unskew.base.registry import param, to_table
 from unskew.data.dataset import Dataset
 from unskew.data.partition.base import Ints
 from unskew.data.partition.lazy import Dealer, LazyPartition
-from unskew.data.partition.splits import Split, check_seed, splits
+from unskew.data.partition.splits import Split, check_seed, check_whole, splits
 
 MOST_CLIENTS = 10**12
 
@@ -28,6 +28,7 @@ class LazySplit(Split):
 
     def cut(self, dataset: Dataset, clients: int, seed: int) -> LazyPartition:
         """Which client holds which sample; the same arguments give the same partition."""
+        check_whole("the number of clients", clients)
         self.check(dataset, clients)
         check_seed(seed)
         origin = (clients, seed, dataset.fingerprint(), len(dataset.train))

@@ -27,6 +27,7 @@ class Split(Component):
 
     def cut(self, dataset: Dataset, clients: int, seed: int) -> Partition:
         """Which client holds which sample; the same arguments give the same partition."""
+        check_whole("the number of clients", clients)
         self.check(dataset, clients)
         check_seed(seed)
         assigned: Any = self.assign(dataset, clients, RandomState(seed))
@@ -86,8 +87,15 @@ class Split(Component):
 splits: Registry[Split] = Registry("split", Split)
 
 
+def check_whole(what: str, given: object) -> None:
+    """An error unless it is a whole number."""
+    if isinstance(given, bool) or not isinstance(given, (int, np.integer)):
+        raise InputError(f"{what} must be a whole number, got {given!r}")
+
+
 def check_seed(seed: int) -> None:
     """An error unless a split can start from this seed."""
+    check_whole("the seed of a split", seed)
     if not 0 <= seed < 2**32:
         raise InputError(f"the seed of a split must be in 0..{2**32 - 1}, got {seed}")
 

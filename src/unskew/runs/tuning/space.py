@@ -9,6 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from torch import Tensor
+
 from unskew.base.errors import InputError
 from unskew.base.text import split_list
 from unskew.core.method import Method, methods
@@ -95,6 +98,8 @@ def _read_values(key: str, given: Any) -> list[Any]:
         return _split(f"{key}={given}")[1]
     if not isinstance(given, (list, tuple)) or not given:
         raise InputError(f'--grid {key}: expected a list of values, or a range such as "log(0.001, 1)", got {given!r}')
+    if any(isinstance(value, (np.ndarray, Tensor)) and value.ndim for value in given):
+        raise InputError(f"--grid {key}: expected a list of values, got a list of arrays; use .tolist()")
     return list(given)
 
 

@@ -109,9 +109,9 @@ def make_plan(
     metric: Metric, data: Dataset,
 ) -> Plan:  # fmt: skip
     """The plan of what a user asked for; refuses what cannot be tuned fairly."""
-    if search not in KINDS:
+    if not isinstance(search, str) or search not in KINDS:
         raise InputError(f"--search is one of {', '.join(KINDS)}, got {search!r}")
-    if metric not in get_args(Metric):
+    if not isinstance(metric, str) or metric not in get_args(Metric):
         known = ", ".join(name for name in get_args(Metric) if name != "best_on_test")
         raise InputError(f"there is no metric '{metric}'; known: {known}")
     if metric == "best_on_test":
