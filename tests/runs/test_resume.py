@@ -243,3 +243,11 @@ def _wait_for_progress(path, process, rounds):
     while _rounds(path) < rounds and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.01)
     assert process.poll() is None, "the run ended before it could be killed"
+
+
+@pytest.mark.parametrize(("long", "kept"), [(0.0, [5, 6]), (3600.0, [6])])
+def test_of_long_rounds_each_has_a_checkpoint(tmp_path, monkeypatch, long, kept):
+    monkeypatch.setattr("unskew.runs.loop.LONG", long)
+    engine.run(from_table({**TABLE, "execution": {}}), tmp_path / "run")
+    found = sorted((tmp_path / "run" / "checkpoint").glob("round-*.safetensors"))
+    assert [int(path.name[6:12]) for path in found] == kept

@@ -44,6 +44,8 @@ from unskew.runs.tracked import describe
 from unskew.runs.tracking.keeping import Tracking
 
 log = logging.getLogger(__name__)
+LONG = 60.0
+"""Seconds after which the end of any round is time for a checkpoint: ten rounds of minutes are too much to lose."""
 Watch = Callable[[Row], None] | Observer
 """Called with the row of every finished round; or an observer, which sees more. It must not change anything."""
 MakeExecutor = Callable[[Run, Task], Executor]
@@ -325,7 +327,8 @@ class Loop:
         every = self.config.execution.checkpoint_every
         if every:
             return number % every == 0
-        return number % 10 == 0 and time.monotonic() - self.saved_at >= 5
+        since = time.monotonic() - self.saved_at
+        return since >= LONG or (number % 10 == 0 and since >= 5)
 
     def _save(self, current: Round) -> None:
         self.saved_at = time.monotonic()

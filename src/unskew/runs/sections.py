@@ -171,7 +171,7 @@ class Execution(Component):
     )
     threads: int = param(default=1, ge=1, doc="threads of each process; the same number gives the same bits")
     checkpoint_every: int = param(
-        default=0, ge=0, doc="rounds between checkpoints; 0: 10, and at least 5 seconds (for slow disks)"
+        default=0, ge=0, doc="rounds between checkpoints; 0: 10, and at least 5 seconds, or any after a minute"
     )
     state_memory: int = param(
         default=256, ge=1, doc="MiB of client state kept in memory, and of the server's state of clients"
