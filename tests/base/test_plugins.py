@@ -194,3 +194,20 @@ def test_options_may_be_annotated_by_what_the_file_has(tmp_path, own_names):
 def test_a_plugin_that_is_neither_file_nor_module(place):
     with pytest.raises(unskew.InputError, match=r"expected a Python file .* or module"):
         unskew.run("fedavg", plugin=place, **EVEN)
+
+
+def test_helpers_of_one_name_in_two_folders_are_not_taken_for_each_other(tmp_path, monkeypatch):
+    for own in ("one", "other"):
+        (tmp_path / own).mkdir()
+        (tmp_path / own / "helper_of_two.py").write_text(f"own = {own!r}\n")
+        (tmp_path / own / "mine.py").write_text("import helper_of_two\n\nown = helper_of_two.own\n")
+        (tmp_path / own / "alone.py").write_text("own = 3\n")
+    try:
+        assert load_object(f"{tmp_path}/one/mine.py:own", "data") == "one"
+        with pytest.raises(
+            InputError, match=r"other/mine.py: imports 'helper_of_two', which is .*one/helper_of_two.py"
+        ):
+            load_object(f"{tmp_path}/other/mine.py:own", "data")
+        assert load_object(f"{tmp_path}/other/alone.py:own", "data") == 3
+    finally:
+        sys.modules.pop("helper_of_two", None)

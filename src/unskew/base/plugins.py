@@ -166,15 +166,29 @@ def _load_file(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, path, loader=loader)
     assert spec is not None
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    before = dict(sys.modules)
     try:
         with Registry.replacing(versions), _search_also(path.parent), _keep_streams(), keep_torch_modes():
             loader.exec_module(module)
+            _refuse_others(module, path.parent, before)
     except BaseException:
         del sys.modules[name]
         raise
     versions.append(name)
     user_code.note_plugin(module, loader.source)
     return module
+
+
+def _refuse_others(module: ModuleType, folder: Path, before: dict[str, ModuleType]) -> None:
+    """An error where an import found not the file beside the plugin, but another of its name that was loaded before."""
+    for _, one in user_code.walk_imports(module):
+        first = one.__name__.partition(".")[0] if isinstance(one, ModuleType) else ""
+        other = getattr(before.get(first), "__file__", None)
+        own = [path.resolve() for path in (folder / f"{first}.py", folder / first / "__init__.py") if path.is_file()]
+        if first != module.__name__ and other and own and Path(other).resolve() not in own:
+            raise InputError(
+                f"imports '{first}', which is {other} in this process, and not {own[0]}; give one of them another name"
+            )
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from unskew.base.user_code.code_objects import take_apart
 from unskew.base.user_code.description import show_uncopied
 from unskew.base.user_code.files import Loaded, digest, is_own, list_modules, name_unrecorded, note_loaded
 from unskew.base.user_code.finder import find, names_attribute, say_unseeded
-from unskew.base.user_code.imports import files_of, is_outdated, note_plugin
+from unskew.base.user_code.imports import files_of, is_outdated, note_plugin, walk_imports
 
 __all__ = [
     "Loaded",
@@ -31,4 +31,5 @@ __all__ = [
     "say_unseeded",
     "show_uncopied",
     "take_apart",
+    "walk_imports",
 ]
