@@ -22,7 +22,8 @@ from unskew.recipes.queue import read_queue
         ("fedas/t3 --rows nobody", "has no row 'nobody'"),
         ("fedas/t77", "there is no table or figure"),
         ("fedas/t3 --rows 'fedas", "close the quotes"),
-        ("fedas/fig4a", "a queue holds tables"),
+        ("fedas/fig4a --rows fedas", "line 1: --rows is for tables, and fedas/fig4a is a figure"),
+        ("fedas/fig4a --seeds 2", "--seeds is for tables"),
     ],
 )
 def test_bad_queues_are_one_line(tmp_path, text, line):

@@ -10,9 +10,13 @@ import time
 from dataclasses import replace
 
 import pytest
+import torch
 
 from unskew.base.errors import InputError
+from unskew.base.registry import to_table
 from unskew.cli import main
+from unskew.cli.reproduce import write_what_is_there
+from unskew.core.method import methods
 from unskew.measures.base import build_all
 from unskew.recipes import PAPERS, find, list_tables
 from unskew.recipes.base import Cell, Computed, Printed
@@ -25,9 +29,12 @@ from unskew.recipes.reproduce import (
     judge,
     make_plan,
     noise_of,
+    plan_figure,
     play,
+    sketch,
 )
 from unskew.recipes.scales import scale_run
+from unskew.runs.config import from_table
 
 T3, T4 = find("fedas/t3"), find("fedas/t4")
 FIGURES = [figure for paper in PAPERS.values() for figure in paper.figures.values()]
@@ -52,7 +59,7 @@ def test_a_row_whose_name_has_a_comma_is_one_row():
             T4.select(rows, columns)
 
 
-@pytest.mark.parametrize("option", [["--dry-run"], ["--rows", "x"], ["--columns", "P=1"], ["--seeds", "2"], ["--json"]])
+@pytest.mark.parametrize("option", [["--rows", "x"], ["--columns", "P=1"], ["--seeds", "2"]])
 def test_a_figure_refuses_what_only_tables_have(no_data, option, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["reproduce", "fedas/fig4a", *option, "--out", str(no_data / "out"), "-q"])
@@ -286,6 +293,49 @@ def test_every_figure_is_drawn_at_smoke(no_data, figure):
     assert len((folder / "data.csv").read_text().splitlines()) > 1
 
 
+def test_a_dry_run_of_a_figure_names_its_runs(no_data, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["reproduce", "fedblade/fig3", "--scale", "smoke", "--dry-run", "--json", "--out", str(no_data / "out")])
+    said = json.loads(capsys.readouterr().out)
+    assert ended.value.code == 0 and (said["figure"], said["figures"]) == ("fedblade/fig3", 1)
+    assert [run["method"] for run in said["runs"]] == ["fedblade", "fedblade(decorrelation=feddecorr)"]
+    assert not (no_data / "out").exists()
+
+
+def test_a_figure_in_a_queue(no_data, capsys):
+    """Its picture is made once all its runs are there; what it draws is what the command alone draws."""
+    (no_data / "queue.txt").write_text("fedblade/fig3 --scale smoke\nfedsol/toy --scale smoke\n")
+    for words in (["--queue", str(no_data / "queue.txt"), "--jobs", "1", "-q", "--out", str(no_data / "queued")],
+                  ["fedblade/fig3", "--scale", "smoke", "--json", "-q", "--out", str(no_data / "alone")]):  # fmt: skip
+        with pytest.raises(SystemExit) as ended:
+            main(["reproduce", *words])
+        assert ended.value.code == 0
+    said = capsys.readouterr().out
+    record = json.loads(said[said.index("{") :])
+    assert list(record["lines"]) == ["LDDecorr", "FedDecorr's"] and len(record["lines"]["LDDecorr"]) == 3
+    own = [no_data / where / "smoke/fedblade-fig3/data.csv" for where in ("queued", "alone")]
+    assert own[0].read_text() == own[1].read_text()
+    assert (no_data / "queued/smoke/fedsol-toy/figure.png").is_file()
+    assert "fedblade/fig3: drawn" in said
+
+
+def test_a_figure_is_not_drawn_of_half_its_runs(no_data, capsys):
+    figure, data = find("fedblade/fig3"), Data()
+    plan = plan_figure(figure, "smoke", data)
+    found = play(plan.runs[:1], no_data / "out" / "smoke", data)
+    assert sketch(plan, found) is None
+    assert write_what_is_there(plan, found, no_data / "out") == "1 of 2 runs, not drawn yet"
+    assert not (no_data / "out/smoke/fedblade-fig3").exists()
+
+
+def test_a_figure_without_its_data_is_one_line(no_data, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["reproduce", "fedas/fig4a", "--out", str(no_data / "out"), "-q"])
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and "fedas/fig4a: data 'cifar10' are not on this machine" in said
+    assert not (no_data / "out").exists()
+
+
 def test_a_run_that_measures_something_else_is_another_one(no_data):
     """Measures change no result and are no part of the hash, but a run has only what it measured."""
     data, run = Data(), scale_run(T3.paper, T3.recipe(T3.printed[0].keys).run, "smoke", False)
@@ -319,3 +369,31 @@ def test_estimates_grow_with_the_work(no_data, name):
     assert twice.gigabytes == pytest.approx(2 * once.gigabytes)
     full = find(name).recipe(plan.figures[0].keys).run
     assert estimate(full, tried).hours > 10 * once.hours
+
+
+@pytest.mark.parametrize("name", ["fedaf", "feddm"])
+def test_estimates_of_condensation_count_the_classes_that_are_condensed(name):
+    """Two clients with 30 and 10 images of a class, and 10 and 30 of another: with IPC 20 each condenses one."""
+
+    from unskew.data.dataset import Dataset, Samples
+    from unskew.recipes.estimate import Held, count_held, estimate, try_out
+
+    y = torch.tensor([0] * 30 + [1] * 10 + [0] * 10 + [1] * 30)
+    samples = Samples(torch.zeros(80, 1, 8, 8, dtype=torch.uint8), y)
+    sites = {"groups": torch.arange(80) // 40, "group_names": ("north", "south")}
+    data = Dataset("two", samples, samples, ("a", "b"), (0.5,), (0.5,), **sites)
+    run = from_table({
+        "method": f"{name}(ipc=20, min_class=ipc, real_batch=25, steps=40, server_epochs=50)", "data": "digits",
+        "model": "convnet3(width=2)", "split": "domain", "clients": 2, "rounds": 3,
+        "evaluation": {"local_test": "none"},
+    })  # fmt: skip
+    held = count_held(run, data)
+    assert held == Held(classes=2, images=25)
+    assert count_held(replace(run, method=methods.build("fedavg")), data) is None
+    tried = try_out(run, held)
+    once = estimate(run, tried, held)
+    assert once.hours > 0 and once.gigabytes > 0
+    more = replace(tried, test=0.0)
+    twice = replace(run, method=methods.build({**to_table(run.method), "steps": 80, "server_epochs": 100}))
+    assert estimate(twice, more, held).hours == pytest.approx(2 * estimate(run, more, held).hours)
+    assert estimate(run, more, Held(4, 25)).hours == pytest.approx(2 * estimate(run, more, held).hours)

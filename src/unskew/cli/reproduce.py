@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -18,20 +17,22 @@ from unskew.cli.output import console, errors, make_table, note, print_json
 from unskew.cli.progress import Announcer
 from unskew.cli.shared_flags import CellsOn, DataDir, Jobs, Json, Quiet
 from unskew.recipes import PAPERS, find, list_tables
-from unskew.recipes.base import Figure, Finished, Scale
-from unskew.recipes.estimate import Estimate, Trial, estimate, key_of, try_out
-from unskew.recipes.queue import join_plans, list_places, plan_all, read_queue, work
+from unskew.recipes.base import Drawn, Figure, Finished, Scale
+from unskew.recipes.estimate import Estimate, Trial, count_held, estimate, key_of, try_out
+from unskew.recipes.queue import join_plans, list_places, plan_all, read_queue, refuse_options_of_tables, work
 from unskew.recipes.reproduce import (
     Compared,
     Data,
+    FigurePlan,
     Identity,
     Plan,
     check_anything_runs,
     compare_figures,
     make_plan,
-    place,
+    plan_figure,
     play,
     read_back,
+    sketch,
 )  # fmt: skip
 from unskew.recipes.scales import describe
 from unskew.report import reproduction
@@ -91,8 +92,8 @@ def reproduce(
                 "out of the command"
             )
         if dry_run:
-            for plan in plan_all(read_queue(queue), data):
-                show_plan(plan, as_json, quiet)
+            for each in plan_all(read_queue(queue), data):
+                show_plan(each, data, as_json, quiet)
             return
         work_through(queue, jobs, cells_on, out, data, quiet)
         return
@@ -100,39 +101,40 @@ def reproduce(
         show_list(as_json)
         return
     found = find(name)
+    plan: Plan | FigurePlan
     if isinstance(found, Figure):
-        _refuse_options_of_tables({"--rows": rows, "--columns": columns, "--seeds": seeds, "--dry-run": dry_run,
-                                   "--json": as_json, "--jobs": jobs, "--cells-on": cells_on}, found)  # fmt: skip
-        make_figure(found, scale, out, data, quiet)
-        return
-    plan = make_plan(found, scale, rows, columns, seeds, data)
+        refuse_options_of_tables({"--rows": rows, "--columns": columns, "--seeds": seeds}, found)
+        plan = plan_figure(found, scale, data)
+    else:
+        plan = make_plan(found, scale, rows, columns, seeds, data)
     if dry_run:
-        show_plan(plan, as_json, quiet)
+        show_plan(plan, data, as_json, quiet)
         return
     check_anything_runs(plan)
     elsewhere = choose_elsewhere(jobs, cells_on, [run.execution for run in plan.runs], quiet)
     signals.explain(lambda: f"the runs so far are in {out}; the same command again goes on from there")
     with Announcer(quiet, tell_data=True) as announcer:
         finished = play(plan.runs, out / scale, data, announcer, elsewhere)
+    if isinstance(plan, FigurePlan):
+        make_figure(plan, finished, out, as_json)
+    else:
+        make_table_of(plan, finished, out, as_json)
+
+
+def make_table_of(plan: Plan, finished: Mapping[Identity, Finished], out: Path, as_json: bool) -> None:
+    """Writes a table and prints it."""
     figures, names, folder = write_table(plan, finished, out)
     if as_json:
         print_json(reproduction.to_record(plan, figures))
         return
     show_figures(plan, figures)
-    console.print(f"\nin {folder}: {', '.join(names)}; the runs are in {out / scale / 'runs'}", soft_wrap=True)
-
-
-def _refuse_options_of_tables(given: Mapping[str, object], figure: Figure) -> None:
-    """Options that a figure does not have must not be passed over: a dry run would train."""
-    for option, value in given.items():
-        if value:
-            raise InputError(f"{option} is for tables, and {figure.id} is a figure; leave it out")
+    console.print(f"\nin {folder}: {', '.join(names)}; the runs are in {out / plan.scale / 'runs'}", soft_wrap=True)
 
 
 def write_table(plan: Plan, finished: Mapping[Identity, Finished], out: Path) -> tuple[list[Compared], list[str], Path]:
     """The figures, and the files that were written, in their folder."""
     figures = compare_figures(plan, finished)
-    folder = out / plan.scale / plan.table.id.replace("/", "-")
+    folder = out / plan.scale / plan.id.replace("/", "-")
     return figures, reproduction.write(plan, figures, finished, folder), folder
 
 
@@ -171,30 +173,34 @@ def show_list(as_json: bool) -> None:
     )  # fmt: skip
 
 
-def show_plan(plan: Plan, as_json: bool, quiet: bool) -> None:
+def show_plan(plan: Plan | FigurePlan, data: Data, as_json: bool, quiet: bool) -> None:
     """Prints the runs of a plan with estimated hours and bytes."""
     tried: dict[str, Trial] = {}
     estimates: list[tuple[Run, Estimate]] = []
     for number, run in enumerate(plan.runs, 1):
-        if key_of(run) not in tried:
+        held = count_held(run, data.load(run.data))
+        key = key_of(run, held)
+        if key not in tried:
             if not quiet:
                 note(f"[{number}/{len(plan.runs)}] trying {run.method} with {run.model}")
-            tried[key_of(run)] = try_out(run)
-        estimates.append((run, estimate(run, tried[key_of(run)])))
-    missing = sorted({job.missing for job in plan.jobs if job.missing})
-    lost = len({id(job.printed) for job in plan.jobs if job.missing})
+            tried[key] = try_out(run, held)
+        estimates.append((run, estimate(run, tried[key], held)))
+    if isinstance(plan, FigurePlan):
+        kind, number, lost = "figure", 1, int(bool(plan.missing))
+    else:
+        kind, number = "table", len(plan.figures)
+        lost = len({id(job.printed) for job in plan.jobs if job.missing})
     hours, sent = sum(each.hours for _, each in estimates), sum(each.gigabytes for _, each in estimates)
     if as_json:
         print_json({
-            "table": plan.table.id, "scale": plan.scale, "figures": len(plan.figures), "hours": hours,
-            "gigabytes": sent,
-            "missing": missing, "figures_without_data": lost,
+            kind: plan.id, "scale": plan.scale, "figures": number, "hours": hours, "gigabytes": sent,
+            "missing": plan.missing, "figures_without_data": lost,
             "runs": [{"method": str(run.method), "data": str(run.data), "split": str(run.split), "seed": run.seed,
                       "rounds": run.rounds, "hours": each.hours, "gigabytes": each.gigabytes}
                      for run, each in estimates],
         })  # fmt: skip
         return
-    shown = make_table("method", "data", "split", "seed", "rounds", "hours", "GB", title=plan.table.id)
+    shown = make_table("method", "data", "split", "seed", "rounds", "hours", "GB", title=plan.id)
     for run, each in estimates:
         shown.add_row(
             str(run.method), str(run.data), str(run.split), str(run.seed), str(run.rounds), f"{each.hours:.2f}",
@@ -202,41 +208,42 @@ def show_plan(plan: Plan, as_json: bool, quiet: bool) -> None:
         )  # fmt: skip
     console.print(shown)
     console.print(
-        f"{count_of(len(plan.figures), 'figure')}, {count_of(len(estimates), 'run')}: about {hours:.1f} hours on one "
+        f"{count_of(number, 'figure')}, {count_of(len(estimates), 'run')}: about {hours:.1f} hours on one "
         f"core, {sent:.1f} GB between server and clients (simulated: through no network)", soft_wrap=True,
     )  # fmt: skip
-    console.print(f"scale {plan.scale}: {describe(plan.table.paper, plan.scale)}", style="dim", soft_wrap=True)
-    for line in (*plan.notes, *missing):
+    console.print(f"scale {plan.scale}: {describe(plan.paper, plan.scale)}", style="dim", soft_wrap=True)
+    for line in (*plan.notes, *plan.missing):
         console.print(line, style="dim", soft_wrap=True)
     if lost:
         console.print(f"{count_of(lost, 'figure')} cannot be had here for lack of data", soft_wrap=True)
 
 
-def make_figure(figure: Figure, scale: Scale, out: Path, data: Data, quiet: bool) -> None:
-    """Runs what a figure shows, writes picture and data."""
-    notes: list[str] = []
-    signals.explain(lambda: f"the runs so far are in {out}; the same command again goes on from there")
-    with Announcer(quiet, tell_data=True) as announcer:
-
-        def run(wanted: Run) -> Finished:
-            small, missing, said = place(figure.paper, replace(wanted, seed=figure.paper.seeds[0]), scale, data)
-            if missing:
-                raise InputError(f"{figure.id}: {missing}; get the data, or try --scale smoke")
-            if said:
-                notes.append(said)
-            return next(iter(play([small], out / scale, data, announcer).values()))
-
-        drawn = figure.sketch(run)
-    folder = out / scale / figure.id.replace("/", "-")
-    folder.mkdir(parents=True, exist_ok=True)
-    reproduction.draw(drawn, f"{figure.id}: {figure.title} (scale {scale})", folder / "figure.png")
-    (folder / "data.csv").write_text(reproduction.figure_to_csv(drawn), encoding="utf-8")
-    console.print(f"{figure.id}: {figure.title}. {drawn.note}", soft_wrap=True)
-    for line in (f"scale {scale}: {describe(figure.paper, scale)}", *dict.fromkeys(notes)):
+def make_figure(plan: FigurePlan, finished: Mapping[Identity, Finished], out: Path, as_json: bool) -> None:
+    """Writes picture and data of a figure and says what it shows."""
+    drawn, folder = write_figure(plan, finished, out)
+    assert drawn is not None, "all of its runs are finished"
+    if as_json:
+        print_json(reproduction.figure_to_record(plan, drawn))
+        return
+    console.print(f"{plan.id}: {plan.figure.title}. {drawn.note}", soft_wrap=True)
+    for line in (f"scale {plan.scale}: {describe(plan.paper, plan.scale)}", *plan.notes):
         console.print(line, style="dim", soft_wrap=True)
-    for name in [name for name, points in drawn.lines.items() if not points]:
-        log.warning("%s: nothing to draw for '%s': its runs have no such figure", figure.id, name)
     console.print(f"in {folder}: figure.png, data.csv", soft_wrap=True)
+
+
+def write_figure(
+    plan: FigurePlan, finished: Mapping[Identity, Finished], out: Path
+) -> tuple[Drawn | None, Path]:  # fmt: skip
+    """Picture and data of a figure in its folder, once all its runs are finished."""
+    folder = out / plan.scale / plan.id.replace("/", "-")
+    drawn = sketch(plan, finished)
+    if drawn is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        reproduction.draw(drawn, f"{plan.id}: {plan.figure.title} (scale {plan.scale})", folder / "figure.png")
+        (folder / "data.csv").write_text(reproduction.figure_to_csv(drawn), encoding="utf-8")
+        for name in [name for name, points in drawn.lines.items() if not points]:
+            log.warning("%s: nothing to draw for '%s': its runs have no such figure", plan.id, name)
+    return drawn, folder
 
 
 def count_finished(places: Sequence[Place]) -> int:
@@ -268,7 +275,17 @@ def work_through(queue: Path, jobs: int | None, cells_on: str | None, out: Path,
                 work(places, number, announce, tell)
     finally:
         for plan in join_plans(plans):
-            figures, _, folder = write_table(plan, read_back(plan.runs, out / plan.scale, data), out)
-            left = sum(figure.mark == "not run" for figure in figures)
-            figures_here = f"{len(figures) - left} of {len(figures)} figures"
-            console.print(f"{plan.table.id}: {figures_here}, in {folder}", soft_wrap=True)
+            finished = read_back(plan.runs, out / plan.scale, data)
+            console.print(f"{plan.id}: {write_what_is_there(plan, finished, out)}", soft_wrap=True)
+
+
+def write_what_is_there(plan: Plan | FigurePlan, finished: Mapping[Identity, Finished], out: Path) -> str:
+    """Writes a table as far as it has come, or a figure that is complete; says which."""
+    if isinstance(plan, FigurePlan):
+        drawn, folder = write_figure(plan, finished, out)
+        if drawn is not None:
+            return f"drawn, in {folder}"
+        return plan.missing[0] if plan.missing else f"{len(finished)} of {len(plan.runs)} runs, not drawn yet"
+    figures, _, folder = write_table(plan, finished, out)
+    left = sum(figure.mark == "not run" for figure in figures)
+    return f"{len(figures) - left} of {len(figures)} figures, in {folder}"

@@ -104,11 +104,11 @@ class Paper:
 
         return register
 
-    def figure(self, name: str, title: str) -> Callable[[Sketch], Sketch]:
-        """Registers the recipe of a figure."""
+    def figure(self, name: str, title: str, runs: Runs) -> Callable[[Sketch], Sketch]:
+        """Registers the recipe of a figure: its runs, and how it is drawn of them."""
 
         def register(sketch: Sketch) -> Sketch:
-            self.figures[name] = Figure(self, name, title, sketch)
+            self.figures[name] = Figure(self, name, title, runs, sketch)
             return sketch
 
         return register
@@ -211,10 +211,12 @@ class Table:
         return word.lower() in [part.lower() for part in figure.column.split(", ")]
 
 
-Play = Callable[[Run], Finished]
-"""Runs a run at the scale that the user chose, or reads it back."""
-Sketch = Callable[[Play], "Drawn"]
-"""Makes a figure of the runs that it has played."""
+Runs = Callable[[], Mapping[Any, Run]]
+"""A figure's runs in the paper's protocol, each under the name that the sketch knows it by."""
+Found = Mapping[Any, Finished]
+"""The same runs, finished, at the scale that the user chose."""
+Sketch = Callable[[Found], "Drawn"]
+"""Makes a figure of its finished runs."""
 
 
 @dataclass(frozen=True)
@@ -238,6 +240,7 @@ class Figure:
     paper: Paper
     name: str
     title: str
+    runs: Runs
     sketch: Sketch
 
     @property

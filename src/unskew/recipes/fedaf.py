@@ -12,7 +12,7 @@ from typing import Any
 from unskew.base.registry import construct
 from unskew.models.base import architectures
 from unskew.recipes import readers
-from unskew.recipes.base import Cell, Drawn, Keys, Paper, Play, make_run
+from unskew.recipes.base import Cell, Drawn, Found, Keys, Paper, make_run
 from unskew.runs.config import Run
 
 DATA = {
@@ -151,17 +151,28 @@ def _take_one_step(run: Run) -> Run:
     return replace(run, local=construct(type(run.local), {**vars(run.local), "steps": 1}))
 
 
-@PAPER.figure("fig3", "accuracy over rounds, CIFAR-10, Dirichlet 0.02")
-def draw_rounds(play: Play) -> Drawn:
+def draw_curves(found: Found, note: str) -> Drawn:
+    """Accuracy over rounds."""
+    lines = {name: readers.curve(done) for name, done in found.items()}
+    return Drawn(lines, "round", "test accuracy (%)", note=note)
+
+
+DRAWN = ("FedAvg", "FedDM", "FedAF")
+
+
+@PAPER.figure(
+    "fig3", "accuracy over rounds, CIFAR-10, Dirichlet 0.02",
+    lambda: {name: compare_methods({"method": name, "dataset": "CIFAR-10", "alpha": "0.02"}).run for name in DRAWN},
+)  # fmt: skip
+def draw_rounds(found: Found) -> Drawn:
     """Fig. 3."""
-    methods = {"FedAvg": "fedavg", "FedDM": METHODS["FedDM"], "FedAF": fedaf("CIFAR-10")}
-    lines = {name: readers.curve(play(run_on(text, "CIFAR-10", "0.02").run)) for name, text in methods.items()}
-    return Drawn(lines, "round", "test accuracy (%)", note="the paper: 60 % after 3 rounds of FedAF, 15 of FedDM")
+    return draw_curves(found, "the paper: 60 % after 3 rounds of FedAF, 15 of FedDM")
 
 
-@PAPER.figure("fig5", "accuracy over rounds, one domain of DomainNet per client")
-def draw_domains(play: Play) -> Drawn:
+@PAPER.figure(
+    "fig5", "accuracy over rounds, one domain of DomainNet per client",
+    lambda: {name: compare_domains({"method": name, "domain": "Avg"}).run for name in DRAWN},
+)  # fmt: skip
+def draw_domains(found: Found) -> Drawn:
     """Fig. 5: the mean over the domains."""
-    cells = {name: compare_domains({"method": name, "domain": "Avg"}) for name in ("FedAvg", "FedDM", "FedAF")}
-    lines = {name: readers.curve(play(cell.run)) for name, cell in cells.items()}
-    return Drawn(lines, "round", "test accuracy (%)", note="the paper: FedAF has in 2 rounds what FedDM needs 10 for")
+    return draw_curves(found, "the paper: FedAF has in 2 rounds what FedDM needs 10 for")

@@ -13,7 +13,7 @@ from typing import Any
 from unskew.base.registry import construct
 from unskew.measures.base import build_all
 from unskew.recipes import readers
-from unskew.recipes.base import Cell, Drawn, Finished, Keys, Paper, Play, make_run
+from unskew.recipes.base import Cell, Drawn, Finished, Found, Keys, Paper, Runs, make_run
 from unskew.runs.config import Run
 
 METHODS = {
@@ -80,32 +80,42 @@ def ablate(row: Keys) -> Cell:
     )
 
 
-@PAPER.figure("fig3a", "5 % of the parameters taken from the received model, CIFAR-10, beta = 0.1, P = 0.4")
-def draw_replaced(play: Play) -> Drawn:
+def measure_fedas(measure: str, online: str = "0.4", **more: Any) -> Runs:
+    """FedAS on CIFAR-10 at beta = 0.1 with something measured."""
+    return lambda: {
+        "FedAS": replace(run_online("fedas", "CIFAR-10", "0.1", online), measure=build_all([measure]), **more)
+    }
+
+
+@PAPER.figure(
+    "fig3a", "5 % of the parameters taken from the received model, CIFAR-10, beta = 0.1, P = 0.4",
+    measure_fedas("replaced"),
+)  # fmt: skip
+def draw_replaced(found: Found) -> Drawn:
     """Fig. 3a: those of the highest Fisher information against random ones, on the clients' own training samples."""
-    run = replace(run_online("fedas", "CIFAR-10", "0.1", "0.4"), measure=build_all(["replaced"]))
-    done, names = play(run), {"none": "none", "highest Fisher": "fisher", "random": "random"}
-    found = enumerate(readers.measured(f"replaced_{key}")(done) for key in names.values())
-    points = [(float(place), 100 * value) for place, value in found if value is not None]
+    names = {"none": "none", "highest Fisher": "fisher", "random": "random"}
+    shares = readers.in_order(readers.measured(f"replaced_{key}")(found["FedAS"]) for key in names.values())
+    points = [(place, 100 * share) for place, share in shares]
     return Drawn({"last round": points}, "replaced", "accuracy (%)", "bar", tuple(names), "the paper: a large drop")
 
 
-@PAPER.figure("fig3b", "the trace of the Fisher information over the rounds, CIFAR-10, beta = 0.1, P = 0.4")
-def draw_traces(play: Play) -> Drawn:
+@PAPER.figure(
+    "fig3b", "the trace of the Fisher information over the rounds, CIFAR-10, beta = 0.1, P = 0.4",
+    measure_fedas("fisher(absent=true)"),
+)  # fmt: skip
+def draw_traces(found: Found) -> Drawn:
     """Fig. 3b: the mean over all clients; one that is offline keeps the trace of its last visit."""
-    run = replace(run_online("fedas", "CIFAR-10", "0.1", "0.4"), measure=build_all(["fisher(absent=true)"]))
-    line = [(number, sum(traces) / len(traces)) for number, traces in _traces(play(run))]
+    line = [(number, sum(traces) / len(traces)) for number, traces in _traces(found["FedAS"])]
     return Drawn({"mean over clients": line}, "round", "trace", note="the paper: it rises with training")
 
 
-@PAPER.figure("fig4a", "the trace of clients that stay offline, CIFAR-10, beta = 0.1")
-def draw_stragglers(play: Play) -> Drawn:
+@PAPER.figure(
+    "fig4a", "the trace of clients that stay offline, CIFAR-10, beta = 0.1",
+    measure_fedas("fisher(absent=true)", "1", stragglers=0.5, straggler_online=0.0),
+)  # fmt: skip
+def draw_stragglers(found: Found) -> Drawn:
     """Fig. 4a: a fixed half of the clients is never online (A6), so that its traces stay at their first values."""
-    run = replace(
-        run_online("fedas", "CIFAR-10", "0.1", "1"), stragglers=0.5, straggler_online=0.0,
-        measure=build_all(["fisher(absent=true)"]),
-    )  # fmt: skip
-    finished = play(run)
+    finished = found["FedAS"]
     seen = {client for row in finished.rounds for client in row.get("clients", [])}
     lines: dict[str, list[tuple[float, float]]] = {"online": [], "offline": []}
     for number, traces in _traces(finished):
@@ -120,51 +130,48 @@ def _traces(finished: Finished) -> list[tuple[float, list[float]]]:
     return [(float(row["round"]), row["measures"]["fisher_traces"]) for row in rows]
 
 
-def vary_method(methods: dict[str, str], note: str) -> Any:
+def vary_method(name: str, title: str, methods: dict[str, str], note: str) -> None:
     """A figure of variants, the best round of each."""
 
-    def sketch(play: Play) -> Drawn:
-        names = tuple(methods)
-        best = [readers.best_personal(play(run_online(methods[name], "CIFAR-10", "0.1", "0.4"))) for name in names]
-        points = [(float(place), value) for place, value in enumerate(best)]
-        return Drawn({"best round": points}, "variant", "accuracy (%)", "bar", names, note)
+    def draw(found: Found) -> Drawn:
+        points = readers.in_order(readers.best_personal(found[variant]) for variant in methods)
+        return Drawn({"best round": points}, "variant", "accuracy (%)", "bar", tuple(methods), note)
 
-    return sketch
+    PAPER.figure(
+        name, f"{title}, CIFAR-10, beta = 0.1, P = 0.4",
+        lambda: {variant: run_online(method, "CIFAR-10", "0.1", "0.4") for variant, method in methods.items()},
+    )(draw)  # fmt: skip
 
 
-PAPER.figure("fig4b", "manner and target of the alignment, CIFAR-10, beta = 0.1, P = 0.4")(
-    vary_method(
-        {"serial, local": "fedas", "serial, received": "fedas(align_target=received)",
-         "parallel, local": "fedas(align_mode=parallel)",
-         "parallel, received": "fedas(align_mode=parallel, align_target=received)"},
-        "the paper: serial alignment to local targets is best",
-    )
+vary_method(
+    "fig4b", "manner and target of the alignment",
+    {"serial, local": "fedas", "serial, received": "fedas(align_target=received)",
+     "parallel, local": "fedas(align_mode=parallel)",
+     "parallel, received": "fedas(align_mode=parallel, align_target=received)"},
+    "the paper: serial alignment to local targets is best",
 )  # fmt: skip
-PAPER.figure("fig6", "normalisation of the traces, CIFAR-10, beta = 0.1, P = 0.4")(
-    vary_method(
-        {rule: f"fedas(normalisation={rule})" for rule in ("proportional", "softmax", "minmax")},
-        "the paper: all are close",
-    )
-)
+vary_method(
+    "fig6", "normalisation of the traces",
+    {rule: f"fedas(normalisation={rule})" for rule in ("proportional", "softmax", "minmax")},
+    "the paper: all are close",
+)  # fmt: skip
 
 
-def vary_local(option: str, values: tuple[int, ...]) -> Any:
+def vary_local(name: str, title: str, option: str, values: tuple[int, ...]) -> None:
     """Fig. 7: batches and epochs, with as many rounds as keep the number of update steps."""
 
-    def sketch(play: Play) -> Drawn:
-        def read(value: float) -> float:
-            run = run_online("fedas", "CIFAR-10", "0.1", "0.4")
-            local = construct(type(run.local), {**vars(run.local), option: int(value)})
-            steps = value / 16 if option == "batch" else 5 / value  # against batches of 16 and 5 epochs
-            return readers.best_personal(play(replace(run, local=local, rounds=max(1, round(40 * steps)))))
+    def change(value: int) -> Run:
+        run = run_online("fedas", "CIFAR-10", "0.1", "0.4")
+        local = construct(type(run.local), {**vars(run.local), option: value})
+        steps = value / 16 if option == "batch" else 5 / value  # against batches of 16 and 5 epochs
+        return replace(run, local=local, rounds=max(1, round(40 * steps)))
 
-        ticks = tuple(str(value) for value in values)
-        return Drawn(
-            {"FedAS": readers.sweep(values, read)}, option, "accuracy (%)", ticks=ticks, note="the paper: robust"
-        )
+    def draw(found: Found) -> Drawn:
+        points = readers.in_order(readers.best_personal(found[value]) for value in values)
+        return Drawn({"FedAS": points}, option, "accuracy (%)", ticks=tuple(map(str, values)), note="the paper: robust")
 
-    return sketch
+    PAPER.figure(name, title, lambda: {value: change(value) for value in values})(draw)
 
 
-PAPER.figure("fig7a", "the batch, with as many steps")(vary_local("batch", (8, 16, 32, 64)))
-PAPER.figure("fig7b", "local epochs, with as many steps")(vary_local("epochs", (1, 2, 5, 10)))
+vary_local("fig7a", "the batch, with as many steps", "batch", (8, 16, 32, 64))
+vary_local("fig7b", "local epochs, with as many steps", "epochs", (1, 2, 5, 10))

@@ -7,14 +7,14 @@ prototypes; the time of each loss.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from unskew.data.sources.base import sources
 from unskew.models.base import architectures
 from unskew.recipes import readers
-from unskew.recipes.base import Cell, Computed, Drawn, Keys, Paper, Play, make_run
+from unskew.recipes.base import Cell, Computed, Drawn, Found, Keys, Paper, make_run
 from unskew.recipes.costs import count_group_bytes, time_loss
 from unskew.runs.config import Run
 
@@ -179,64 +179,70 @@ def name_in(space: str, figure: str) -> str:
     return figure if space == "extractor" else f"{space}_{figure}"
 
 
-def draw_spectrum(space: str) -> Any:
+def run_hard(methods: Mapping[str, str], **more: Any) -> dict[str, Run]:
+    """These methods on CIFAR-100 at Dirichlet 0.05."""
+    return {name: run_split(method, HARD, **more) for name, method in methods.items()}
+
+
+def show_spectrum(name: str, title: str, space: str) -> None:
     """Figs. 2 and 10: the eigenvalues of the features' covariance after the last round, the largest first."""
 
-    def sketch(play: Play) -> Drawn:
+    def draw(found: Found) -> Drawn:
         lines = {}
-        for name, method in DECORRELATIONS.items():
-            done = play(run_split(method, HARD, measure=f"spectrum(every=1000, space={space})"))
+        for method, done in found.items():
             values = readers.listed(name_in(space, "spectrum"))(done)
-            lines[name] = [(float(place), math.log10(value)) for place, value in enumerate(values, 1) if value > 0]
+            lines[method] = [(float(place), math.log10(value)) for place, value in enumerate(values, 1) if value > 0]
         return Drawn(lines, "eigenvalue, from the largest", "log10", note="the paper: LDDecorr has the higher tail")
 
-    return sketch
+    PAPER.figure(
+        name, f"the spectrum of {title}, CIFAR-100, Dirichlet 0.05",
+        lambda: run_hard(DECORRELATIONS, measure=f"spectrum(every=1000, space={space})"),
+    )(draw)  # fmt: skip
 
 
-PAPER.figure("fig2", "the spectrum of the projector's output, CIFAR-100, Dirichlet 0.05")(draw_spectrum("projector"))
-PAPER.figure("fig10", "the spectrum of the extractor's output (our reading), CIFAR-100, Dirichlet 0.05")(
-    draw_spectrum("extractor")
-)
+show_spectrum("fig2", "the projector's output", "projector")
+show_spectrum("fig10", "the extractor's output (our reading)", "extractor")
 
 
-@PAPER.figure("fig3", "FedBlade with LDDecorr and with FedDecorr's loss, CIFAR-100, Dirichlet 0.05")
-def draw_decorrelations(play: Play) -> Drawn:
+@PAPER.figure(
+    "fig3", "FedBlade with LDDecorr and with FedDecorr's loss, CIFAR-100, Dirichlet 0.05",
+    lambda: run_hard(DECORRELATIONS),
+)  # fmt: skip
+def draw_decorrelations(found: Found) -> Drawn:
     """Fig. 3: accuracy."""
-    lines = {name: readers.curve(play(run_split(method, HARD))) for name, method in DECORRELATIONS.items()}
+    lines = {name: readers.curve(done) for name, done in found.items()}
     return Drawn(lines, "round", "test accuracy (%)", note="the paper: LDDecorr learns faster")
 
 
-def draw_rank(space: str) -> Any:
+def show_rank(name: str, space: str) -> None:
     """Figs. 4 and 5: effective rank of the features' correlations in a space (B6)."""
 
-    def sketch(play: Play) -> Drawn:
-        measure = f"rank(every=20, space={space})"
-        lines = {
-            name: readers.curve(play(run_split(method, HARD, measure=measure)), name_in(space, "rank_correlation"))
-            for name, method in {**DECORRELATIONS, "none": "fedblade(decorrelation=none)"}.items()
-        }
+    def draw(found: Found) -> Drawn:
+        lines = {method: readers.curve(done, name_in(space, "rank_correlation")) for method, done in found.items()}
         return Drawn(lines, "round", f"effective rank, {space}", note="the paper: LDDecorr's is higher")
 
-    return sketch
+    methods = {**DECORRELATIONS, "none": "fedblade(decorrelation=none)"}
+    PAPER.figure(
+        name, f"effective rank in the {space}'s output, CIFAR-100, Dirichlet 0.05",
+        lambda: run_hard(methods, measure=f"rank(every=20, space={space})"),
+    )(draw)  # fmt: skip
 
 
-PAPER.figure("fig4", "effective rank in the projector's output, CIFAR-100, Dirichlet 0.05")(draw_rank("projector"))
-PAPER.figure("fig5", "effective rank in the extractor's output, CIFAR-100, Dirichlet 0.05")(draw_rank("extractor"))
+show_rank("fig4", "projector")
+show_rank("fig5", "extractor")
 
 
-def vary_option(option: str, values: Sequence[float], best: float) -> Any:
+def vary_option(name: str, title: str, option: str, values: Sequence[float], best: float) -> None:
     """Figs. 6 to 8: accuracy against one option."""
 
-    def sketch(play: Play) -> Drawn:
-        points = readers.sweep(
-            values, lambda value: readers.last_ten(play(run_split(f"fedblade({option}={value})", HARD)))
-        )
+    def draw(found: Found) -> Drawn:
         ticks = tuple(f"{value:g}" for value in values)
+        points = readers.in_order(readers.last_ten(found[tick]) for tick in ticks)
         return Drawn({"FedBlade": points}, option, "test accuracy (%)", ticks=ticks, note=f"the paper: best at {best}")
 
-    return sketch
+    PAPER.figure(name, title, lambda: run_hard({f"{value:g}": f"fedblade({option}={value})" for value in values}))(draw)
 
 
-PAPER.figure("fig6", "the strength of LDDecorr")(vary_option("lambda_ld", (0.001, 0.005, 0.01, 0.05), 0.005))
-PAPER.figure("fig7", "the strength of PBA")(vary_option("gamma", (0.1, 1.0, 2.0, 5.0), 1.0))
-PAPER.figure("fig8", "the temperature of PBA")(vary_option("tau", (0.01, 0.05, 0.1, 0.5), 0.1))
+vary_option("fig6", "the strength of LDDecorr", "lambda_ld", (0.001, 0.005, 0.01, 0.05), 0.005)
+vary_option("fig7", "the strength of PBA", "gamma", (0.1, 1.0, 2.0, 5.0), 1.0)
+vary_option("fig8", "the temperature of PBA", "tau", (0.01, 0.05, 0.1, 0.5), 0.1)

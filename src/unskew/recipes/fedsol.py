@@ -12,7 +12,7 @@ from typing import Any
 
 from unskew.base.registry import construct
 from unskew.recipes import readers
-from unskew.recipes.base import Cell, Computed, Drawn, Keys, Paper, Play, make_run
+from unskew.recipes.base import Cell, Computed, Drawn, Found, Keys, Paper, make_run
 from unskew.recipes.toy import walk_both
 from unskew.runs.config import Run, cohort_size
 
@@ -222,11 +222,15 @@ def time_methods(row: Keys) -> Cell:
 RHOS = (0.5, 1.0, 1.5, 2.0)
 
 
-@PAPER.figure("fig3", "cosine of the local gradient and the proximal one against rho, CIFAR-10, LDA 0.1")
-def draw_orthogonality(play: Play) -> Drawn:
+BY_RHO = {0.0: "fedavg", **{rho: f"fedsol(rho={rho}, where=all)" for rho in RHOS}}
+
+
+@PAPER.figure(
+    "fig3", "cosine of the local gradient and the proximal one against rho, CIFAR-10, LDA 0.1",
+    lambda: {rho: run_on(method, measure="orthogonality") for rho, method in BY_RHO.items()},
+)  # fmt: skip
+def draw_orthogonality(found: Found) -> Drawn:
     """Fig. 3: the last round's mean over clients, FedAvg at rho = 0; and the proximal loss."""
-    runs = {0.0: "fedavg", **{rho: f"fedsol(rho={rho}, where=all)" for rho in RHOS}}
-    found = {rho: play(run_on(method, measure="orthogonality")) for rho, method in runs.items()}
     lines = {
         name: [(rho, value) for rho, run in found.items() if (value := readers.measured(key)(run)) is not None]
         for name, key in (("cosine", "orthogonality"), ("proximal loss", "proximal_loss"))
@@ -234,58 +238,65 @@ def draw_orthogonality(play: Play) -> Drawn:
     return Drawn(lines, "rho", "", note="the paper: towards orthogonal and a lower proximal loss as rho grows")
 
 
-def vary_setting(name: str, values: Sequence[float], change: Callable[[Run, float], Run], note: str) -> Any:
+def vary_setting(
+    name: str, title: str, setting: str, values: Sequence[float], change: Callable[[Run, float], Run], note: str
+) -> None:
     """Fig. 4: accuracy of FedAvg and FedSOL against a setting."""
+    drawn = ("FedAvg", "FedSOL")
 
-    def sketch(play: Play) -> Drawn:
-        lines = {
-            title: readers.sweep(values, lambda value, m=method: readers.last(play(change(run_on(m), value))))  # type: ignore[misc]
-            for title, method in (("FedAvg", "fedavg"), ("FedSOL", METHODS["FedSOL"]))
-        }
-        return Drawn(lines, name, "test accuracy (%)", ticks=tuple(f"{value:g}" for value in values), note=note)
+    def draw(found: Found) -> Drawn:
+        lines = {method: readers.in_order(readers.last(found[method, value]) for value in values) for method in drawn}
+        return Drawn(lines, setting, "test accuracy (%)", ticks=tuple(f"{value:g}" for value in values), note=note)
 
-    return sketch
+    PAPER.figure(
+        name, title,
+        lambda: {(method, value): change(run_on(METHODS[method]), value) for method in drawn for value in values},
+    )(draw)  # fmt: skip
 
 
 def _with_local(run: Run, **changed: Any) -> Run:
     return replace(run, local=construct(type(run.local), {**vars(run.local), **changed}))
 
 
-PAPER.figure("fig4a", "the share of clients in a round")(
-    vary_setting("share", (0.02, 0.05, 0.1, 0.2), lambda run, share: replace(run, sample=share),
-                 "the paper: FedAvg is near chance at 0.02")
+vary_setting(
+    "fig4a", "the share of clients in a round", "share", (0.02, 0.05, 0.1, 0.2),
+    lambda run, share: replace(run, sample=share), "the paper: FedAvg is near chance at 0.02",
 )  # fmt: skip
-PAPER.figure("fig4b", "local epochs")(
-    vary_setting("epochs", (1, 3, 5, 10), lambda run, epochs: _with_local(run, epochs=int(epochs)),
-                 "the paper: FedSOL stays above")
+vary_setting(
+    "fig4b", "local epochs", "epochs", (1, 3, 5, 10), lambda run, epochs: _with_local(run, epochs=int(epochs)),
+    "the paper: FedSOL stays above",
 )  # fmt: skip
-PAPER.figure("fig4c", "the learning rate")(
-    vary_setting(
-        "lr", (0.001, 0.01, 0.05, 0.1), lambda run, lr: _with_local(run, lr=lr), "the paper: FedSOL stays above"
-    )
-)
+vary_setting(
+    "fig4c", "the learning rate", "lr", (0.001, 0.01, 0.05, 0.1), lambda run, lr: _with_local(run, lr=lr),
+    "the paper: FedSOL stays above",
+)  # fmt: skip
 
 
-@PAPER.figure("fig4d", "the radius rho")
-def draw_radius(play: Play) -> Drawn:
+@PAPER.figure("fig4d", "the radius rho", lambda: {rho: run_on(f"fedsol(rho={rho})") for rho in RHOS})
+def draw_radius(found: Found) -> Drawn:
     """Fig. 4: accuracy against rho."""
-    points = readers.sweep(RHOS, lambda rho: readers.last(play(run_on(f"fedsol(rho={rho})"))))
+    points = readers.in_order(readers.last(found[rho]) for rho in RHOS)
     return Drawn(
         {"FedSOL": points}, "rho", "test accuracy (%)", ticks=tuple(map(str, RHOS)), note="the paper: best 0.5-2"
     )
 
 
-@PAPER.figure("fig5", "the scale Lambda of the perturbation by layer, CIFAR-10, LDA 0.1")
-def draw_scales(play: Play) -> Drawn:
+@PAPER.figure(
+    "fig5", "the scale Lambda of the perturbation by layer, CIFAR-10, LDA 0.1",
+    lambda: {"FedSOL": run_on(METHODS["FedSOL"], measure="scales")},
+)  # fmt: skip
+def draw_scales(found: Found) -> Drawn:
     """Fig. 5: its mean over a layer's parameters and over clients, after the last round."""
-    found = readers.listed("scales")(play(run_on(METHODS["FedSOL"], measure="scales")))
-    points = [(float(place), value) for place, value in enumerate(found)]
-    layers = tuple(str(place) for place in range(1, len(found) + 1))
+    scales = readers.listed("scales")(found["FedSOL"])
+    points = readers.in_order(scales)
+    layers = tuple(str(place) for place in range(1, len(scales) + 1))
     return Drawn({"FedSOL": points}, "layer", "mean of Lambda", "bar", layers, "the paper: larger in later layers")
 
 
-@PAPER.figure("toy", "App. L: a client's two parameters, from where it wants to be, with the server at (0, 0)")
-def draw_toy(play: Play) -> Drawn:
+@PAPER.figure(
+    "toy", "App. L: a client's two parameters, from where it wants to be, with the server at (0, 0)", runs=dict
+)
+def draw_toy(found: Found) -> Drawn:
     """4000 steps of gradient descent at 0.01; nothing is trained on data, so that every scale gives the same."""
     lines = {name: path[::40] for name, path in walk_both().items()}
     lines |= {"server": [(0.0, 0.0)], "client's optimum": [(1.0, 1.0)]}
@@ -293,37 +304,39 @@ def draw_toy(play: Play) -> Drawn:
     return Drawn(lines, "u", "v", "scatter", note=note)
 
 
-def measure_over_rounds(measure: str, name: str, y: str, note: str, methods: Sequence[str], **more: Any) -> Any:
+def measure_over_rounds(
+    name: str, title: str, measure: str, y: str, note: str, methods: Sequence[str], **more: Any
+) -> None:
     """A figure of one measure over the rounds."""
 
-    def sketch(play: Play) -> Drawn:
-        lines = {
-            method: readers.curve(play(run_on(METHODS[method], measure=measure, **more)), name) for method in methods
-        }
-        return Drawn(lines, "round", y, note=note)
+    def draw(found: Found) -> Drawn:
+        return Drawn({method: readers.curve(found[method], measure) for method in methods}, "round", y, note=note)
 
-    return sketch
+    PAPER.figure(
+        name, title, lambda: {method: run_on(METHODS[method], measure=measure, **more) for method in methods}
+    )(draw)  # fmt: skip
 
 
-PAPER.figure("fig6", "weight divergence, CIFAR-10, LDA 0.1")(
-    measure_over_rounds("divergence", "divergence", "|w_g - w_k|", "the paper: FedSOL's is smaller",
-                        ("FedAvg", "FedProx", "FedSOL"))
+measure_over_rounds(
+    "fig6", "weight divergence, CIFAR-10, LDA 0.1", "divergence", "|w_g - w_k|", "the paper: FedSOL's is smaller",
+    ("FedAvg", "FedProx", "FedSOL"),
 )  # fmt: skip
-PAPER.figure("fig7", "forgetting, CIFAR-10, two shards a client")(
-    measure_over_rounds("forgetting", "forgetting", "forgetting", "the paper: FedSOL keeps the classes better",
-                        ("FedAvg", "FedSOL"), setting="s=2")
+measure_over_rounds(
+    "fig7", "forgetting, CIFAR-10, two shards a client", "forgetting", "forgetting",
+    "the paper: FedSOL keeps the classes better", ("FedAvg", "FedSOL"), setting="s=2",
 )  # fmt: skip
 
+SHARP = ("FedAvg", "FedASAM", "FedSOL")
 
-@PAPER.figure("fig8", "the largest eigenvalues of the Hessian, CIFAR-10, LDA 0.1")
-def draw_hessian(play: Play) -> Drawn:
+
+@PAPER.figure(
+    "fig8", "the largest eigenvalues of the Hessian, CIFAR-10, LDA 0.1",
+    lambda: {name: run_on(METHODS[name], measure="hessian(every=1000)") for name in SHARP},
+)  # fmt: skip
+def draw_hessian(found: Found) -> Drawn:
     """Fig. 8: lambda_1 and lambda_1 / lambda_5 after the last round."""
-    names = ("FedAvg", "FedASAM", "FedSOL")
-    runs = [play(run_on(METHODS[name], measure="hessian(every=1000)")) for name in names]
     lines = {
-        title: [
-            (float(place), value) for place, run in enumerate(runs) if (value := readers.measured(key)(run)) is not None
-        ]
+        title: readers.in_order(readers.measured(key)(found[name]) for name in SHARP)
         for title, key in (("lambda_1", "hessian_1"), ("lambda_1 / lambda_5", "hessian_ratio"))
     }
-    return Drawn(lines, "method", "", "bar", names, "the paper: FedSOL has the smallest ratio")
+    return Drawn(lines, "method", "", "bar", SHARP, "the paper: FedSOL has the smallest ratio")

@@ -11,7 +11,7 @@ from typing import Any
 
 from unskew.data.sources.base import sources
 from unskew.recipes import readers
-from unskew.recipes.base import Cell, Drawn, Keys, Paper, Play, make_run
+from unskew.recipes.base import Cell, Drawn, Found, Keys, Paper, Runs, make_run
 from unskew.runs.config import Run
 
 METHODS = {
@@ -149,32 +149,39 @@ def count_choices(row: Keys) -> Cell:
     return Cell(run_on("FedAvg", "CIFAR-10", True, rule), readers.layer_share(find_stage, row["stage"]))
 
 
-@PAPER.figure("fig2", "separability of the features with and without feedback, CIFAR-10")
-def draw_separability(play: Play) -> Drawn:
+def measure_both(measure: str, *names: str) -> Runs:
+    """FedAvg on CIFAR-10 without feedback (BP) and with it (FLFA, lowest), something measured."""
+    return lambda: {
+        name: run_on("FedAvg", "CIFAR-10", name == "FLFA", "lowest", measure=measure)
+        for name in names or ("BP", "FLFA")
+    }
+
+
+@PAPER.figure(
+    "fig2", "separability of the features with and without feedback, CIFAR-10", measure_both("separability(every=5)")
+)
+def draw_separability(found: Found) -> Drawn:
     """Fig. 2: the ratio of distances between and within classes."""
-    runs = {name: _measured(flfa, "separability(every=5)") for name, flfa in (("BP", False), ("FLFA", True))}
-    lines = {name: readers.curve(play(run), "separability") for name, run in runs.items()}
+    lines = {name: readers.curve(done, "separability") for name, done in found.items()}
     return Drawn(lines, "round", "inter / intra", note="the paper: FLFA's ratio is about 20 % higher")
 
 
-@PAPER.figure("fig3", "drift reduction per round, CIFAR-10")
-def draw_drift(play: Play) -> Drawn:
+@PAPER.figure("fig3", "drift reduction per round, CIFAR-10", measure_both("drift"))
+def draw_drift(found: Found) -> Drawn:
     """Fig. 3: H_BP - H_FLFA of two runs, round by round."""
-    plain, feedback = (dict(readers.curve(play(_measured(flfa, "drift")), "drift")) for flfa in (False, True))
+    plain, feedback = (dict(readers.curve(found[name], "drift")) for name in ("BP", "FLFA"))
     line = [(number, plain[number] - feedback[number]) for number in plain if number in feedback]
     return Drawn({"H_BP - H_FLFA": line}, "round", "drift reduction", note="the paper: positive after the first rounds")
 
 
-@PAPER.figure("fig4", "similarity of the layers' updates in the first round, CIFAR-10")
-def draw_similarity(play: Play) -> Drawn:
+@PAPER.figure(
+    "fig4", "similarity of the layers' updates in the first round, CIFAR-10", measure_both("similarity", "BP")
+)
+def draw_similarity(found: Found) -> Drawn:
     """Fig. 4: how many layers have which z."""
-    row = play(_measured(False, "similarity")).rounds[1]
+    row = found["BP"].rounds[1]
     z = list(row["measures"]["similarity"].values())
     edges = [place / 10 for place in range(11)]
     counts = [(float(place), float(sum(low <= own < low + 0.1 for own in z))) for place, low in enumerate(edges)]
     ticks = tuple(f"{low:.1f}" for low in edges)
     return Drawn({"layers": counts}, "z", "layers", "bar", ticks, "the paper: most layers have low values")
-
-
-def _measured(flfa: bool, measure: str) -> Run:
-    return run_on("FedAvg", "CIFAR-10", flfa, "lowest", measure=measure)

@@ -1,13 +1,14 @@
 """A queue of reproductions: a file of lines, worked through at low priority, side by side, for days if need be.
 
-A line is what follows `unskew reproduce`: a table with its --rows, --columns, --scale and --seeds. Runs are taken in
-the order of the file; one that another queue's process has is passed over, one that was interrupted is resumed.
+A line is what follows `unskew reproduce`: a table with its --rows, --columns, --scale and --seeds, or a figure with its
+--scale. Runs are taken in the order of the file; one that another queue's process has is passed over, one that was
+interrupted is resumed.
 """
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,8 +16,8 @@ from typing import get_args
 
 from unskew.base.errors import InputError, let_pass
 from unskew.recipes import find
-from unskew.recipes.base import Scale, Table
-from unskew.recipes.reproduce import Data, Plan, identify, list_cells, make_plan
+from unskew.recipes.base import Figure, Scale, Table
+from unskew.recipes.reproduce import Data, FigurePlan, Plan, identify, list_cells, make_plan, plan_figure
 from unskew.runs.cells_here import play_here, run_place
 from unskew.runs.comparison import Announce, Place
 from unskew.runs.engine import Watch
@@ -34,7 +35,8 @@ TERMINAL = Path("/proc/self/autogroup")
 class Line:
     """One line of a queue."""
 
-    table: str
+    name: str
+    """The table or figure."""
     rows: str | None = None
     columns: str | None = None
     scale: Scale = "full"
@@ -78,32 +80,45 @@ def _read_line(text: str, where: str) -> Line:
     if seeds is not None and not (seeds.isdecimal() and int(seeds) > 0):
         raise InputError(f"{where}: --seeds is a number of at least 1, got '{seeds}'")
     line = Line(name, values.get("rows"), values.get("columns"), scale, int(seeds) if seeds else None)  # type: ignore[arg-type]
-    table = find(line.table)
-    if not isinstance(table, Table):
-        raise InputError(f"{where}: {name} is a figure; a queue holds tables")
     try:
-        table.select(line.rows, line.columns)
+        found = find(line.name)
+        if isinstance(found, Table):
+            found.select(line.rows, line.columns)
+        else:
+            refuse_options_of_tables({"--rows": line.rows, "--columns": line.columns, "--seeds": line.seeds}, found)
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
     return line
 
 
-def plan_all(lines: Sequence[Line], data: Data) -> list[Plan]:
+def refuse_options_of_tables(given: Mapping[str, object], figure: Figure) -> None:
+    """Options that a figure does not have must not be passed over."""
+    for option, value in given.items():
+        if value:
+            raise InputError(f"{option} is for tables, and {figure.id} is a figure; leave it out")
+
+
+def plan_all(lines: Sequence[Line], data: Data) -> list[Plan | FigurePlan]:
     """The plans of all lines."""
-    plans = []
-    for line in lines:
-        table = find(line.table)
-        assert isinstance(table, Table)
-        plans.append(make_plan(table, line.scale, line.rows, line.columns, line.seeds, data))
-    return plans
+    return [plan_line(line, data) for line in lines]
 
 
-def join_plans(plans: Sequence[Plan]) -> list[Plan]:
-    """The lines of one table at one scale as one plan: they share its file."""
-    joined: dict[tuple[str, Scale], Plan] = {}
+def plan_line(line: Line, data: Data) -> Plan | FigurePlan:
+    """What a table's or a figure's line takes."""
+    found = find(line.name)
+    if isinstance(found, Figure):
+        return plan_figure(found, line.scale, data)
+    return make_plan(found, line.scale, line.rows, line.columns, line.seeds, data)
+
+
+def join_plans(plans: Sequence[Plan | FigurePlan]) -> list[Plan | FigurePlan]:
+    """The lines of one table (or one figure) at one scale as one plan: they share its files."""
+    joined: dict[tuple[str, Scale], Plan | FigurePlan] = {}
     for plan in plans:
-        key = plan.table.id, plan.scale
-        joined[key] = _join(joined[key], plan) if key in joined else plan
+        before = joined.get((plan.id, plan.scale))
+        if isinstance(before, Plan) and isinstance(plan, Plan):
+            plan = _join(before, plan)
+        joined[plan.id, plan.scale] = plan
     return list(joined.values())
 
 
@@ -163,7 +178,7 @@ def _claim(place: Path) -> Iterator[bool]:
         yield True
 
 
-def list_places(plans: Sequence[Plan], out: Path, data: Data) -> list[Place]:
+def list_places(plans: Sequence[Plan | FigurePlan], out: Path, data: Data) -> list[Place]:
     """All runs with their folders, each once."""
     cells = (cell for plan in plans for cell in list_cells(plan.runs, out / plan.scale, data))
     return list({cell.path: cell for cell in cells}.values())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 
 from unskew.measures.figures import last_share_mean
 from unskew.measures.rounds_to import accuracy_of, rounds_to_target
@@ -141,6 +141,11 @@ def _chosen(row: Row) -> list[str]:
     return found
 
 
+def in_order(values: Iterable[float | None]) -> list[tuple[float, float]]:
+    """Points at the places 0, 1, …, as far as there are values."""
+    return [(float(place), value) for place, value in enumerate(values) if value is not None]
+
+
 def curve(finished: Finished, name: str | None = None) -> list[tuple[float, float]]:
     """A measure over the rounds, or the accuracy in per cent (a personal method's: pooled)."""
     points = []
@@ -149,8 +154,3 @@ def curve(finished: Finished, name: str | None = None) -> list[tuple[float, floa
         if isinstance(value, (int, float)):
             points.append((float(row["round"]), float(value) if name else 100 * float(value)))
     return points
-
-
-def sweep(values: Sequence[float], read: Callable[[float], float]) -> list[tuple[float, float]]:
-    """A figure against the place of each value in a list."""
-    return [(float(place), read(value)) for place, value in enumerate(values)]

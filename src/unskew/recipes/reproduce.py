@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from unskew.base.errors import InputError
 from unskew.base.process import neutral_torch
@@ -15,7 +15,7 @@ from unskew.data.dataset import Dataset
 from unskew.data.sources import load
 from unskew.data.sources.base import Source, sources
 from unskew.measures.figures import mean_and_std
-from unskew.recipes.base import Cell, Computed, Finished, Paper, Printed, Scale, Table
+from unskew.recipes.base import Cell, Computed, Drawn, Figure, Finished, Paper, Printed, Scale, Table
 from unskew.recipes.scales import check_whole, look_for, scale_run
 from unskew.runs import building, engine
 from unskew.runs.comparison import Elsewhere, Place, run_cell
@@ -57,10 +57,53 @@ class Plan:
     notes: tuple[str, ...] = ()
 
     @property
+    def id(self) -> str:
+        """The table's name."""
+        return self.table.id
+
+    @property
+    def paper(self) -> Paper:
+        """Whose table it is."""
+        return self.table.paper
+
+    @property
     def runs(self) -> list[Run]:
         """The distinct runs, in the order of the table, seed by seed."""
         wanted = [run for job in self.jobs if not job.missing for run in (job.run, job.against) if run is not None]
-        return list({identify(run): run for run in wanted}.values())
+        return _each_once(wanted)
+
+    @property
+    def missing(self) -> list[str]:
+        """Why some of its figures cannot be had here, each reason once."""
+        return sorted({job.missing for job in self.jobs if job.missing})
+
+
+@dataclass(frozen=True)
+class FigurePlan:
+    """What a reproduction of a figure takes: its runs under the first of the paper's seeds."""
+
+    figure: Figure
+    scale: Scale
+    chosen: Mapping[Any, Run]
+    """Each run under the name that the figure's recipe knows it by."""
+    missing: list[str]
+    """Why it cannot be had here, each reason once."""
+    notes: tuple[str, ...]
+
+    @property
+    def id(self) -> str:
+        """The figure's name."""
+        return self.figure.id
+
+    @property
+    def paper(self) -> Paper:
+        """Whose figure it is."""
+        return self.figure.paper
+
+    @property
+    def runs(self) -> list[Run]:
+        """The distinct runs; none where one of them cannot be had here."""
+        return [] if self.missing else _each_once(self.chosen.values())
 
 
 @dataclass(frozen=True)
@@ -133,6 +176,10 @@ def identify(run: Run) -> Identity:
     return run.seed, run.hash, ",".join(map(str, run.measure))
 
 
+def _each_once(runs: Iterable[Run]) -> list[Run]:
+    return list({identify(run): run for run in runs}.values())
+
+
 def make_plan(table: Table, scale: Scale, rows: str | None, columns: str | None, seeds: int | None, data: Data) -> Plan:
     """The runs that give these figures of a table, as far as their data are here."""
     figures = table.select(rows, columns)
@@ -151,6 +198,26 @@ def make_plan(table: Table, scale: Scale, rows: str | None, columns: str | None,
             jobs.append(Job(printed, cell, seed, replace(run, seed=seed), other, missing))
     said = tuple(dict.fromkeys(note for note in notes if note))
     return Plan(table, scale, numbers, figures, tuple(jobs), tuple(computed), said)
+
+
+def plan_figure(figure: Figure, scale: Scale, data: Data) -> FigurePlan:
+    """The runs that a figure is drawn of."""
+    seed = figure.paper.seeds[0]
+    placed = {
+        name: place(figure.paper, replace(run, seed=seed), scale, data) for name, run in figure.runs().items()
+    }  # fmt: skip
+    chosen = {name: run for name, (run, _, _) in placed.items()}
+    missing = sorted({lack for _, lack, _ in placed.values() if lack})
+    return FigurePlan(
+        figure, scale, chosen, missing, tuple(dict.fromkeys(note for *_, note in placed.values() if note))
+    )
+
+
+def sketch(plan: FigurePlan, finished: Mapping[Identity, Finished]) -> Drawn | None:
+    """The figure; None while one of its runs is not finished."""
+    if any(identify(run) not in finished for run in plan.chosen.values()):
+        return None
+    return plan.figure.sketch({name: finished[identify(run)] for name, run in plan.chosen.items()})
 
 
 def choose_seeds(paper: Paper, number: int | None) -> tuple[int, ...]:
@@ -304,10 +371,14 @@ def _plain(text: str) -> str:
     return text.replace(" ", "").lower()
 
 
-def check_anything_runs(plan: Plan) -> None:
+def check_anything_runs(plan: Plan | FigurePlan) -> None:
     """An error where none of the chosen figures can be had here."""
+    if isinstance(plan, FigurePlan):
+        if plan.missing:
+            raise InputError(f"{plan.id}: {plan.missing[0]}; get the data, or try --scale smoke")
+        return
     if plan.jobs and not plan.computed and all(job.missing for job in plan.jobs):
         raise InputError(
-            f"{plan.table.id}: none of the chosen cells can be run at scale {plan.scale}: {plan.jobs[0].missing}; "
+            f"{plan.id}: none of the chosen cells can be run at scale {plan.scale}: {plan.jobs[0].missing}; "
             "get the data, choose other cells (--rows, --columns), or try --scale smoke"
         )

@@ -16,7 +16,7 @@ from unskew.base.errors import let_pass
 from unskew.base.json_text import to_json
 from unskew.measures.rounds_to import accuracy_of
 from unskew.recipes.base import Drawn, Finished
-from unskew.recipes.reproduce import Compared, Plan, identify
+from unskew.recipes.reproduce import Compared, FigurePlan, Plan, identify
 from unskew.recipes.scales import describe
 from unskew.report.curves import COLOURS, STYLES, plot_curves
 from unskew.report.files import EARLIER
@@ -154,6 +154,16 @@ def collect_curves(plan: Plan, finished: Mapping[Any, Finished]) -> dict[str, li
         if len(curve) > 1:
             curves.setdefault(name, []).append(curve)
     return curves
+
+
+def figure_to_record(plan: FigurePlan, drawn: Drawn) -> dict[str, Any]:
+    """A figure for programs."""
+    lines = {name: [list(point) for point in points] for name, points in drawn.lines.items()}
+    return {
+        "figure": plan.id, "title": plan.figure.title, "scale": plan.scale,
+        "about_scale": describe(plan.paper, plan.scale), "notes": list(plan.notes), "paper_shows": drawn.note,
+        "x": drawn.x, "y": drawn.y, "ticks": list(drawn.ticks), "lines": lines,
+    }  # fmt: skip
 
 
 def figure_to_csv(drawn: Drawn) -> str:
