@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import hashlib
 import json
 import logging
@@ -190,20 +191,25 @@ class Run(Component):
         self._warn_idle()
         clients = self.clients or self.split.fixed_clients(data) or 20
         model = self.model or default_model(data.shape)
+        make = functools.cache(lambda: build(model, data.shape, data.num_classes))
         with naming(0, "the model", foreign=True):
             execution = rules.fix_execution(
                 self.execution,
-                build=lambda: build(model, data.shape, data.num_classes),
+                build=make,
                 shape=data.shape,
                 batch=min(self.local.batch, len(data.train)),
                 cohort=cohort_size(self.sample, clients),
                 stackable=self.execution.executor == "auto" and self._may_be_stacked(),
             )
+            batch = rules.fix_test_batch(self.evaluation.batch, execution, make, data.shape)
         code = self.find_code()
         own: Table = {"code": code, "code_changes": (), "extended": ()}
         own["begun_in"] = str(Path.cwd()) if code or self.plugins else ""
         local = dataclasses.replace(self.local, buffers=self.local.buffers or "average")
-        return dataclasses.replace(self, clients=clients, model=model, execution=execution, local=local, **own)
+        tests = dataclasses.replace(self.evaluation, batch=batch)
+        return dataclasses.replace(
+            self, clients=clients, model=model, execution=execution, evaluation=tests, local=local, **own
+        )
 
     def _warn_idle(self) -> None:
         """Says which options do nothing because of others, as long as it can be told that they were given."""

@@ -1,4 +1,5 @@
-"""Written rules for what changes rounding: memory format, whether clients are stacked, how many at once, the device.
+"""Written rules for what changes rounding: memory format, whether clients are stacked, how many at once, the device,
+samples in a test batch.
 
 They look at the network, the data's shape and the options, never at a clock or at the memory that is free now: equal
 runs are equal on every machine. `Run.resolve` applies them, so that the choices are part of a run's hash and run.toml.
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from unskew.base import seeds
 from unskew.base.process import hold_process
@@ -32,6 +34,10 @@ STACKED_PARAMETERS = 10_000
 """`auto` stacks networks up to this size."""
 STACKED_CLIENTS = 8
 """`auto` stacks rounds of at least so many clients."""
+TEST_BYTES = 8 << 20
+"""What the largest layer may give for a test batch: it then stays in a core's share of the cache."""
+TEST_BATCHES = (1000, 500, 250, 200, 125, 100, 50, 40, 25, 20, 10)
+"""Test batches to choose from: parts of a thousand samples."""
 
 
 def fix_execution(
@@ -71,6 +77,27 @@ def choose_memory_format(model: nn.Module, execution: Execution) -> str:
     return "channels_last" if convolves and not (on_gpu and execution.precision == "float32") else "contiguous"
 
 
+def fix_test_batch(batch: int, execution: Execution, build: Callable[[], Model], shape: tuple[int, ...]) -> int:
+    """The samples in a test batch; 0 leaves them to the rule, which builds the model to look at it."""
+    if batch:
+        return batch
+    with hold_process(), seeds.seed_everything(0, "model"):
+        return choose_test_batch(build(), shape, execution)
+
+
+def choose_test_batch(model: Model, shape: tuple[int, ...], execution: Execution) -> int:
+    """As many samples as keep the largest layer's values within `TEST_BYTES`, at least 10, at most 1000.
+
+    On a GPU 1000, and where tests take the statistics of their batch (BatchNorm without running ones), which fewer
+    samples would change.
+    """
+    by_batch = any(isinstance(module, _BatchNorm) and not module.track_running_stats for module in model.modules())
+    if by_batch or not execution.device.startswith("cpu"):
+        return TEST_BATCHES[0]
+    largest = max(_list_kept_bytes(model, shape), default=0)
+    return next((each for each in TEST_BATCHES if each * largest <= TEST_BYTES), TEST_BATCHES[-1])
+
+
 def is_worth_stacking(model: nn.Module, cohort: int) -> bool:
     """Whether a network is dense and has at most 10,000 parameters, and a round has at least 8 clients.
 
@@ -89,11 +116,11 @@ def choose_chunk(model: Model, shape: tuple[int, ...], batch: int, cohort: int) 
 def estimate_bytes(model: Model, shape: tuple[int, ...], batch: int) -> int:
     """Memory that a client of a stack needs: weights, gradients, what autograd keeps of a step, and copies of them."""
     weights = sum(value.nbytes for value in model.parameters())
-    return 8 * weights + 3 * batch * _count_kept_bytes(model, shape) + 1
+    return 8 * weights + 3 * batch * sum(_list_kept_bytes(model, shape)) + 1
 
 
-def _count_kept_bytes(model: Model, shape: tuple[int, ...]) -> int:
-    """What autograd keeps of one sample's forward pass, weights aside."""
+def _list_kept_bytes(model: Model, shape: tuple[int, ...]) -> list[int]:
+    """Sizes of what autograd keeps of one sample's forward pass, weights aside."""
     weights = {value.data_ptr() for value in model.parameters()}
     kept: dict[int, int] = {}
 
@@ -106,4 +133,4 @@ def _count_kept_bytes(model: Model, shape: tuple[int, ...]) -> int:
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value):
         out = model(torch.zeros(samples, *shape))
     del out  # it held the graph, so that no address was used twice
-    return sum(kept.values()) // samples
+    return [size // samples for size in kept.values()]

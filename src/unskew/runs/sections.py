@@ -137,7 +137,9 @@ class Evaluation(Component):
         default=0.0, ge=0, lt=1, doc="share of the training samples held out to choose the best round"
     )
     last_k: int = param(default=10, ge=1, doc="tested rounds in the figure 'mean of the last k'")
-    batch: int = param(default=1000, ge=1, doc="samples in a test batch")
+    batch: int = param(
+        default=0, ge=0, doc="samples in a test batch; 0: as many as a core's cache holds in this network, at most 1000"
+    )
     figures: bool = param(
         default=False, doc="record macro F1, balanced accuracy, AUC and calibration error of every test"
     )
