@@ -1,11 +1,12 @@
-"""The measurements behind the written rules: does channels_last pay, does stacking pay?
+"""The measurements behind the written rules: do channels_last, stacking and smaller test batches pay?
 
     python -m benchmarks.rules memory-format [--models "cnn8:1x8x8,vgg11:3x32x32"] [--batches 10 32 64] [--repeats 7]
     python -m benchmarks.rules stacked [--models "mlp:64,cnn8:1x8x8"] [--batches 16] [--cohorts 4 10 50] [--repeats 7]
+    python -m benchmarks.rules test-batch [--models "resnet18:3x32x32"] [--repeats 3]
 
 One process, one thread, its CPU time, FedAvg on random data. Both ways take turns; each ratio is taken within a turn,
-and the median over the turns is shown, with the quartiles. Above 1: channels_last (`stacked`) is faster than
-contiguous (`serial`).
+and the median over the turns is shown, with the quartiles. Above 1: channels_last (`stacked`; a test of 1000 samples in
+batches by the rule) is faster than contiguous (`serial`; one batch).
 """
 
 from __future__ import annotations
@@ -30,10 +31,15 @@ from unskew.core.task import Task
 from unskew.executors.serial import Serial
 from unskew.executors.stacked.executor import Stacked
 from unskew.runs import building
+from unskew.runs.evaluation import evaluate_global
 
 FORMAT_MODELS = (
     "cnn8:1x8x8,cnn8(norm=batch):1x8x8,cnn8:3x32x32,fedavg_cnn:1x28x28,fedavg_cnn:3x32x32,fedas_cnn:1x28x28,"
     "convnet3:3x32x32,convnet3(width=32):3x32x32,resnet18:3x32x32,mobilenetv2:3x32x32,vgg11:3x32x32,sl_vit:3x32x32"
+)
+TEST_MODELS = (
+    "cnn8:3x32x32,fedavg_cnn:1x28x28,fedavg_cnn:3x32x32,fedas_cnn:3x32x32,convnet3:3x32x32,convnet3(width=32):3x32x32,"
+    "mobilenetv2_flfa:3x28x28,mobilenetv2:3x32x32,resnet18:3x32x32,vgg11:3x32x32,sl_vit:3x32x32"
 )
 STACKED_MODELS = "mlp:64,mlp(hidden=[200]):784,cnn8:1x8x8,fedavg_cnn:1x28x28"
 Way = Callable[[], None]
@@ -48,11 +54,14 @@ class Case:
     batch: int
     cohort: int = 1
     precision: Precision = "float32"
+    test: int = 10
 
     def make_task(self, memory_format: str, steps: int) -> Task:
         """A run's fixed part on random data, `steps` full batches a visit."""
         local = {"batch": self.batch, "steps": steps, "lr": 0.01}
-        made = Workload("random", "", self.model, self.shape, self.batch * 2, 10, local, 1, 0, self.cohort, self.cohort)
+        made = Workload(
+            "random", "", self.model, self.shape, self.batch * 2, self.test, local, 1, 0, self.cohort, self.cohort
+        )
         data = made.dataset()
         config = made.run(data)
         execution = replace(config.execution, memory_format=memory_format, precision=self.precision)
@@ -77,6 +86,19 @@ def compare_executors(case: Case, steps: int) -> tuple[Way, Way]:
     task = case.make_task("contiguous", steps)
     jobs = case.make_jobs(task)
     return _visit_all(Serial(task), jobs), _visit_all(Stacked(task, len(jobs)), jobs)
+
+
+def compare_test_batches(case: Case, steps: int) -> tuple[Way, Way]:
+    """A test of 1000 samples at once, and in batches by the rule."""
+    task = replace(case, test=1000).make_task("auto", 1)
+    return _test(replace(task, eval_batch=1000)), _test(task)
+
+
+def _test(task: Task) -> Way:
+    def work() -> None:
+        evaluate_global(task, Serial(task), task.initial, 1)
+
+    return work
 
 
 def _visit_all(executor: Executor, jobs: list[Job]) -> Way:
@@ -118,10 +140,18 @@ def list_cases(models: str, batches: list[int], cohorts: list[int], precision: P
                 yield Case(model, tuple(int(side) for side in shape.split("x")), batch, cohort, precision)
 
 
+STUDIES = {
+    "memory-format": (compare_formats, FORMAT_MODELS, [1]),
+    "stacked": (compare_executors, STACKED_MODELS, [4, 10, 50]),
+    "test-batch": (compare_test_batches, TEST_MODELS, [1]),
+}
+"""What is compared, with which networks and cohorts unless the command line says otherwise."""
+
+
 def main() -> None:
     """Measures and shows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("memory-format", "stacked"))
+    parser.add_argument("what", choices=tuple(STUDIES))
     parser.add_argument("--models")
     parser.add_argument("--batches", type=int, nargs="+", default=[32])
     parser.add_argument("--cohorts", type=int, nargs="+")
@@ -129,14 +159,12 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--out", type=Path)
     wanted = parser.parse_args()
-    formats = wanted.what == "memory-format"
-    make = compare_formats if formats else compare_executors
-    models = wanted.models or (FORMAT_MODELS if formats else STACKED_MODELS)
+    make, models, cohorts = STUDIES[wanted.what]
     table, rows = Table("model", "input", "batch", "clients", "ratio", "quartiles"), []
     with prepare_process(1):
         torch.set_num_threads(1)
-        cohorts = wanted.cohorts or ([1] if formats else [4, 10, 50])
-        for case in list_cases(models, wanted.batches, cohorts, wanted.precision):
+        chosen = wanted.models or models, wanted.batches, wanted.cohorts or cohorts, wanted.precision
+        for case in list_cases(*chosen):
             ratios = time_turns(*make(case, choose_steps(make, case)), wanted.repeats)
             spread = measure.spread(ratios)
             low, high = spread["quartiles"]

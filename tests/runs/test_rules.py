@@ -10,7 +10,7 @@ import torch
 from unskew.base.errors import InputError
 from unskew.data.sources import load
 from unskew.models.base import build
-from unskew.runs import calibration, engine, rules
+from unskew.runs import building, calibration, engine, rules
 from unskew.runs.config import from_table
 from unskew.runs.folder import RunFolder
 from unskew.runs.sections import Execution
@@ -107,6 +107,41 @@ def test_a_chunk_is_bounded_by_budget_cohort_and_most_clients(monkeypatch):
     for budget, expected in ((0, 1), (each, 1), (3 * each, 3)):
         monkeypatch.setattr(rules, "MEMORY_BUDGET", budget)
         assert rules.choose_chunk(model, (1, 8, 8), 32, 1000) == expected
+
+
+@pytest.mark.parametrize(
+    ("model", "changes", "expected"),
+    [
+        ("mlp", {}, 1000),
+        ("cnn8", {}, 1000),  # 8 KiB a sample in the largest layer
+        ("fedavg_cnn", {}, 1000),
+        ("mobilenetv2", {}, 200),  # 36 KiB
+        ("mobilenetv2", {"method": "fedbn"}, 1000),  # a test of the global model takes its batch's statistics
+        ("mobilenetv2", {"method": "flfa(fedbn)"}, 1000),
+        ("mobilenetv2", {"local": {"buffers": "reset"}}, 1000),
+        ("mobilenetv2", {"local": {"buffers": "local"}}, 1000),
+        ("mobilenetv2", {"evaluation": {"batch": 7}}, 7),
+    ],
+)
+def test_test_batches_fit_a_cache_but_where_a_test_takes_its_batchs_statistics(blind, model, changes, expected):
+    found = resolve(model=model, **changes)
+    assert found.evaluation.batch == expected == found.resolve(DIGITS).evaluation.batch
+
+
+def test_a_gpu_tests_a_thousand_at_once():
+    model, shape = build("fedavg_cnn", (3, 32, 32), 10), (3, 32, 32)
+    found = [rules.choose_test_batch(model, shape, Execution(device=device), "average") for device in ("cpu", "cuda")]
+    assert found == [50, 1000]
+
+
+@pytest.mark.parametrize("size", [1, 7, 360, 1500])
+def test_test_batches_of_any_size_give_the_same_figures_in_jobs_of_about_a_thousand(size):
+    found = [engine.run(from_table({**TABLE, "model": "cnn8", "evaluation": {"batch": each}})) for each in (size, 1000)]
+    rows = [run.rounds[-1] for run in found]
+    assert rows[0]["accuracy"] == rows[1]["accuracy"]
+    assert rows[0]["loss"] == pytest.approx(rows[1]["loss"], rel=1e-6)
+    task = building.prepare(from_table(TABLE), dataset=DIGITS).task
+    assert replace(task, eval_batch=size).test_part == {1: 1000, 7: 994, 360: 720, 1500: 1500}[size]
 
 
 def test_what_is_asked_for_is_kept():

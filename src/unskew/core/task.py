@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from unskew.data.batches import LocalData
     from unskew.data.federation import Federation
 
+_TEST_PART = 1000
+
 
 @dataclass(frozen=True)
 class Task:
@@ -60,6 +62,11 @@ class Task:
     """What happens to replies between client and server; None: nothing."""
     server_store: StateStore = field(default_factory=MemoryStore)
     """What the server remembers of single clients."""
+
+    @property
+    def test_part(self) -> int:
+        """Samples of a common test that one job takes: whole test batches, as near to a thousand as that allows."""
+        return self.eval_batch * max(1, _TEST_PART // self.eval_batch)
 
     @property
     def num_clients(self) -> int:

@@ -395,4 +395,4 @@ def _workers(config: Run, task: Task) -> int:
 
 def _most_at_once(task: Task) -> int:
     """How many jobs there ever are at once: clients of a round, parts of a test."""
-    return max(task.cohort_size, -(-len(task.federation.dataset.test) // task.eval_batch))
+    return max(task.cohort_size, -(-len(task.federation.dataset.test) // task.test_part))

@@ -192,6 +192,7 @@ class Run(Component):
         clients = self.clients or self.split.fixed_clients(data) or 20
         model = self.model or default_model(data.shape)
         make = functools.cache(lambda: build(model, data.shape, data.num_classes))
+        buffers = self.local.buffers or "average"
         with naming(0, "the model", foreign=True):
             execution = rules.fix_execution(
                 self.execution,
@@ -201,11 +202,12 @@ class Run(Component):
                 cohort=cohort_size(self.sample, clients),
                 stackable=self.execution.executor == "auto" and self._may_be_stacked(),
             )
-            batch = rules.fix_test_batch(self.evaluation.batch, execution, make, data.shape)
+            policy = self.method.buffer_policy or buffers
+            batch = rules.fix_test_batch(self.evaluation.batch, execution, make, data.shape, policy)
         code = self.find_code()
         own: Table = {"code": code, "code_changes": (), "extended": ()}
         own["begun_in"] = str(Path.cwd()) if code or self.plugins else ""
-        local = dataclasses.replace(self.local, buffers=self.local.buffers or "average")
+        local = dataclasses.replace(self.local, buffers=buffers)
         tests = dataclasses.replace(self.evaluation, batch=batch)
         return dataclasses.replace(
             self, clients=clients, model=model, execution=execution, evaluation=tests, local=local, **own

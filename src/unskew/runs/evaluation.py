@@ -40,7 +40,7 @@ def evaluate_global(
     message = ask_server(task, "publish", task.server_context(round_, server=server).read_only(), server)
     labels = _labels(task, kind)
     # parts of fixed size: which executor works on them, and how many workers it has, changes no bit
-    starts = range(0, max(1, len(labels) - 1), task.eval_batch)  # a last sample alone would have no batch statistics
+    starts = range(0, max(1, len(labels) - 1), task.test_part)  # a last sample alone would have no batch statistics
     parts = list(zip(starts, [*starts[1:], len(labels)], strict=True))
     whole = tally is not None
     jobs = (Job(kind, round_, -1, message, part=part, size=part[1] - part[0], whole=whole) for part in parts)

@@ -20,6 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from unskew.base import seeds
 from unskew.base.process import hold_process
 from unskew.base.registry import construct
+from unskew.core.context import BufferPolicy
 from unskew.core.device import Device
 from unskew.models.base import Model
 from unskew.runs.sections import Execution
@@ -77,21 +78,24 @@ def choose_memory_format(model: nn.Module, execution: Execution) -> str:
     return "channels_last" if convolves and not (on_gpu and execution.precision == "float32") else "contiguous"
 
 
-def fix_test_batch(batch: int, execution: Execution, build: Callable[[], Model], shape: tuple[int, ...]) -> int:
+def fix_test_batch(
+    batch: int, execution: Execution, build: Callable[[], Model], shape: tuple[int, ...], buffers: BufferPolicy
+) -> int:
     """The samples in a test batch; 0 leaves them to the rule, which builds the model to look at it."""
     if batch:
         return batch
     with hold_process(), seeds.seed_everything(0, "model"):
-        return choose_test_batch(build(), shape, execution)
+        return choose_test_batch(build(), shape, execution, buffers)
 
 
-def choose_test_batch(model: Model, shape: tuple[int, ...], execution: Execution) -> int:
+def choose_test_batch(model: Model, shape: tuple[int, ...], execution: Execution, buffers: BufferPolicy) -> int:
     """As many samples as keep the largest layer's values within `TEST_BYTES`, at least 10, at most 1000.
 
-    On a GPU 1000, and where tests take the statistics of their batch (BatchNorm without running ones), which fewer
-    samples would change.
+    On a GPU 1000, and where tests take the statistics of their batch (BatchNorm whose running ones are not averaged,
+    or not kept), which fewer samples would change.
     """
-    by_batch = any(isinstance(module, _BatchNorm) and not module.track_running_stats for module in model.modules())
+    norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+    by_batch = any(buffers != "average" or not norm.track_running_stats for norm in norms)
     if by_batch or not execution.device.startswith("cpu"):
         return TEST_BATCHES[0]
     largest = max(_list_kept_bytes(model, shape), default=0)
