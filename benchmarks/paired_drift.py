@@ -4,9 +4,12 @@
 
 FedAvg with the paper's protocol (recipes/flfa.py) plays `before` rounds. Then each of some more rounds is played again
 and again from the same model, with the same clients and batches: as it is, and with feedback in one layer at a time.
-What differs is the feedback alone. The layers are spread evenly over the order of their similarity z^l (eq. 14) in the
-round before, from the least to the most alike; the first layer of the network, where feedback changes nothing, is left
-out. FOLDER keeps the model of every round and a line for each figure; stopped, it goes on where it was.
+What differs is the feedback alone: in drift, and in the new global model's test accuracy and loss. The layers are
+spread evenly over the order of their similarity z^l (eq. 14) in the round before, from the least to the most alike; the
+first layer of the network, where feedback changes nothing, is left out. FOLDER keeps the model of every round and a
+line for each figure; stopped, it goes on where it was. Studies of several seeds are put together by
+
+    python -m benchmarks.paired_drift --together FOLDER...
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ from unskew.measures.drift import Drift
 from unskew.measures.similarity import Similarity
 from unskew.recipes.flfa import run_on
 from unskew.runs import building
+from unskew.runs.evaluation import evaluate_global
 
 LOOKING = (Drift(), Similarity())
 
@@ -68,7 +72,8 @@ class Study:
         found: dict[str, Any] = {"round": number, "layer": layer, "seconds": time.perf_counter() - began}
         for measure in LOOKING:
             found |= measure.measure(cast("Any", done.observed[f"{measure.name}/delta"]))
-        return done, found
+        tested, _ = evaluate_global(task, Serial(task), done.server, number)
+        return done, found | {key: tested[key] for key in ("accuracy", "loss")}
 
     def reach(self, number: int) -> Groups:
         """The server's state after so many rounds of FedAvg; played only where the folder does not have it."""
@@ -96,11 +101,7 @@ class Study:
 
     def read(self) -> dict[tuple[int, str], dict[str, Any]]:
         """The figures so far, by round and layer."""
-        path = self._folder / "figures.jsonl"
-        lines = (
-            [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")] if path.exists() else []
-        )
-        return {(line["round"], line["layer"]): line for line in lines}
+        return read_figures(self._folder)
 
 
 def spread_over(z: dict[str, float], count: int) -> list[str]:
@@ -114,28 +115,98 @@ def show(study: Study, layers: list[str], played: list[int], console: Console) -
     found = study.read()
     table = Table("layer", "z before", *(f"round {k}" for k in played), "mean change of drift")
     for layer in layers:
-        both = [(found.get((k, "")), found.get((k, layer))) for k in played]
-        changes = [100 * (own["drift"] / plain["drift"] - 1) if plain and own else None for plain, own in both]
-        known = [change for change in changes if change is not None]
-        said = [f"{change:+.1f} %" if change is not None else "" for change in changes]
+        known = [100 * change for k in played if (change := compare(found, k, layer)["drift"]) is not None]
         z = found[played[0] - 1, ""]["similarity"][layer]
-        table.add_row(layer, f"{z:.3f}", *said, f"{statistics.mean(known):+.1f} %" if known else "")
+        table.add_row(layer, f"{z:.3f}", *(f"{change:+.1f} %" for change in known), f"{statistics.mean(known):+.1f} %")
     console.print(table)
+
+
+def put_together(folders: list[Path], console: Console) -> None:
+    """By place in the order of similarity, and for each round: means over studies; at last over all rounds."""
+    by_place: dict[int, list[dict[str, float | None]]] = {}
+    by_round: list[tuple[str, list[dict[str, float | None]]]] = []
+    for folder in folders:
+        found = read_figures(folder)
+        played = sorted({number for number, layer in found if layer})
+        z = found[played[0] - 1, ""]["similarity"]
+        layers = sorted({layer for _, layer in found if layer}, key=lambda layer: z[layer])
+        for number in played:
+            changes = [compare(found, number, layer) for layer in layers if (number, layer) in found]
+            by_round.append((f"{folder.name}, round {number}", changes))
+            for place, change in enumerate(changes, 1):
+                by_place.setdefault(place, []).append(change)
+    table = Table("", *(f"{key} ({unit})" for key, (_, unit) in SHOWN.items()), "lower drift")
+    for name, changes in (*((f"place {place}", found) for place, found in sorted(by_place.items())), *by_round):
+        table.add_row(name, *(say_mean(changes, key) for key in SHOWN), count_lower(changes))
+    console.print(table)
+    rounds_means = [
+        {key: statistics.mean(known) if (known := list_known(changes, key)) else None for key in SHOWN}
+        for _, changes in by_round
+    ]
+    said = (f"{key} {say_mean(rounds_means, key)} {SHOWN[key][1]}" for key in SHOWN)
+    console.print(f"mean over {len(by_round)} rounds ± its standard error: {'; '.join(said)}")
+
+
+SHOWN = {"drift": (100.0, "%"), "accuracy": (100.0, "points"), "loss": (1.0, "absolute")}
+"""What is compared, in which unit."""
+
+
+def compare(found: dict[tuple[int, str], dict[str, Any]], number: int, layer: str) -> dict[str, float | None]:
+    """What feedback in a layer changed in a round: drift relative to the plain round's, the others as differences."""
+    plain, own = found.get((number, ""), {}), found.get((number, layer), {})
+    changes: dict[str, float | None] = {
+        key: own[key] - plain[key] if key in own and key in plain else None for key in ("accuracy", "loss")
+    }
+    return {"drift": own["drift"] / plain["drift"] - 1 if plain and own else None, **changes}
+
+
+def list_known(changes: list[dict[str, float | None]], key: str) -> list[float]:
+    """The changes of a figure where both rounds have it."""
+    return [value for change in changes if (value := change[key]) is not None]
+
+
+def count_lower(changes: list[dict[str, float | None]]) -> str:
+    """How many drifts are lower with feedback."""
+    known = list_known(changes, "drift")
+    return f"{sum(value < 0 for value in known)} of {len(known)}"
+
+
+def say_mean(changes: list[dict[str, float | None]], key: str) -> str:
+    """A mean with its standard error."""
+    known, scale = list_known(changes, key), SHOWN[key][0]
+    if not known:
+        return ""
+    error = f" ± {scale * statistics.stdev(known) / len(known) ** 0.5:.2g}" if len(known) > 1 else ""
+    return f"{scale * statistics.mean(known):+.3g}{error}"
+
+
+def read_figures(folder: Path) -> dict[tuple[int, str], dict[str, Any]]:
+    """The figures of a study so far, by round and layer."""
+    path = folder / "figures.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")] if path.exists() else []
+    return {(line["round"], line["layer"]): line for line in lines}
 
 
 def main() -> None:
     """Plays, notes, shows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("folder", type=Path, nargs="+")
+    parser.add_argument("--together", action="store_true", help="play nothing, show what studies found together")
     parser.add_argument("--dataset", default="BloodMNIST", help="a column of FLFA's Table 1")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--before", type=int, default=20, help="rounds of FedAvg before the comparison")
     parser.add_argument("--rounds", type=int, default=2, help="rounds that are compared")
     parser.add_argument("--layers", type=int, default=8)
     wanted = parser.parse_args()
-    wanted.folder.mkdir(parents=True, exist_ok=True)
+    if wanted.together:
+        put_together(wanted.folder, Console(width=110))
+        return
+    folder, *more = wanted.folder
+    if more:
+        parser.error(f"one folder for a study, got {1 + len(more)}; several go with --together")
+    folder.mkdir(parents=True, exist_ok=True)
     with prepare_process(1):
-        study = Study(wanted.dataset, wanted.seed, wanted.folder)
+        study = Study(wanted.dataset, wanted.seed, folder)
         server = study.reach(wanted.before)
         z = study.read()[wanted.before, ""]["similarity"]
         layers = spread_over({layer: z[layer] for layer in study.layers[1:] if layer in z}, wanted.layers)
