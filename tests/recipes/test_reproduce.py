@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -369,6 +370,20 @@ def test_estimates_grow_with_the_work(no_data, name):
     assert twice.gigabytes == pytest.approx(2 * once.gigabytes)
     full = find(name).recipe(plan.figures[0].keys).run
     assert estimate(full, tried).hours > 10 * once.hours
+
+
+def test_estimates_count_a_cores_work_not_what_the_clock_shows_beside_other_work(no_data, monkeypatch):
+    from unskew.recipes import estimate
+
+    run, rows, shares = make_plan(find("fedas/t3"), "smoke", None, None, 1, Data()).runs[0], [], (1.0, 0.25)
+    real = estimate.RunFolder.rounds
+    monkeypatch.setattr(estimate.RunFolder, "rounds", lambda folder: rows.append(real(folder)) or rows[-1])
+    for share in shares:
+        clock = SimpleNamespace(perf_counter=time.perf_counter, process_time=lambda s=share: s * time.perf_counter())
+        monkeypatch.setattr(estimate, "time", clock)
+        tried = estimate.try_out(run)
+        assert tried.test == pytest.approx(share * rows[-1][2]["seconds"]["evaluate"] / estimate.TESTS, rel=0.05)
+        assert tried.server == pytest.approx(share * rows[-1][2]["seconds"]["aggregate"], rel=0.05)
 
 
 @pytest.mark.parametrize("name", ["fedaf", "feddm"])

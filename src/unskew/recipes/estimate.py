@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from unskew.recipes.scales import limit_work
 from unskew.runs import building, engine
 from unskew.runs.config import Run, cohort_size
 from unskew.runs.folder import Row, RunFolder
+from unskew.runs.sections import Execution
 
 BATCHES, TESTS = 2, 100
 """Batches that a trial's client holds, and its test samples."""
@@ -113,14 +115,21 @@ def try_out(run: Run, held: Held | None = None) -> Trial:
 
 
 def _play(run: Run, dataset: Dataset | None = None) -> Row:
-    """The second round of one client that has all of the data."""
+    """The second round of one client that has all of the data, its seconds those of one core.
+
+    By the clock it would take longer beside other work, and less long with several threads.
+    """
     small = replace(
-        run, split=splits.build("iid"), clients=1, sample=1.0, rounds=2, measure=(), split_seed=None
+        run, split=splits.build("iid"), clients=1, sample=1.0, rounds=2, measure=(), split_seed=None,
+        execution=Execution(executor="serial"),
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as scratch:
         place = Path(scratch) / "trial"
+        clock, processor = time.perf_counter(), time.process_time()
         engine.start(building.prepare(small, dataset=dataset), place)
-        return RunFolder(place).rounds()[2]
+        share = (time.process_time() - processor) / (time.perf_counter() - clock)
+        row = RunFolder(place).rounds()[2]
+    return {**row, "seconds": {name: share * seconds for name, seconds in row["seconds"].items()}}
 
 
 def _of_few_classes(source: Source, each: int) -> Dataset:
