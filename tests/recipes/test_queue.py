@@ -17,6 +17,7 @@ from unskew.recipes.queue import read_queue
         ("", "is empty"),
         ("fedas/t3 --rows", "every option needs a value"),
         ("fedas/t3 --method fedavg", "expected --rows, --columns, --scale or --seeds"),
+        ("fedas/t3 --dry-run", "expected --rows, --columns, --scale or --seeds, got '--dry-run'"),
         ("fedas/t3 --scale huge", "--scale is one of full, cpu, smoke"),
         ("fedas/t3 --seeds 0", "--seeds is a number of at least 1"),
         ("fedas/t3 --rows nobody", "has no row 'nobody'"),
@@ -29,6 +30,17 @@ from unskew.recipes.queue import read_queue
 def test_bad_queues_are_one_line(tmp_path, text, line):
     (tmp_path / "queue.txt").write_text(text)
     with pytest.raises(InputError, match=line):
+        read_queue(tmp_path / "queue.txt")
+
+
+def test_windows_marks_and_line_ends_are_no_part_of_a_queue(tmp_path):
+    (tmp_path / "queue.txt").write_bytes(b"\xef\xbb\xbffedas/t3 --seeds 1\r\n\r\nfedblade/t11\r\n")
+    assert [line.name for line in read_queue(tmp_path / "queue.txt")] == ["fedas/t3", "fedblade/t11"]
+
+
+def test_a_queue_in_another_encoding_is_one_line(tmp_path):
+    (tmp_path / "queue.txt").write_bytes("fedas/t3 # für später".encode("latin-1"))
+    with pytest.raises(InputError, match=r"queue.txt: it is no UTF-8 text; give a text file"):
         read_queue(tmp_path / "queue.txt")
 
 
@@ -77,7 +89,7 @@ def queue(tmp_path, monkeypatch):
     return tmp_path / "queue.txt"
 
 
-@pytest.mark.parametrize("option", [["--scale", "smoke"], ["--seeds", "2"], ["--json"], ["--rows", "x"]])
+@pytest.mark.parametrize("option", [["--scale", "smoke"], ["--seeds", "2"], ["--json"], ["--rows", "x"], ["--list"]])
 def test_a_queue_refuses_options_that_are_in_its_file(queue, capsys, option):
     queue.write_text("fedblade/t11\n")
     code, _, errors = call(capsys, "reproduce", "--queue", str(queue), *option)
@@ -111,3 +123,63 @@ def test_a_table_of_other_cells_is_kept(queue, capsys, caplog):
         assert call(capsys, "reproduce", "--queue", str(queue), "--jobs", "1", "-q")[0] == 0
     both = (folder / "table.md").read_text()
     assert "| PA=1, CS=1 |" in both and "| PA=0, CS=0 |" in both
+
+
+def test_a_damaged_run_is_named_and_everything_else_is_written(queue, capsys):
+    """Its figure is left out of its table; the other row, the other table and the figure are there."""
+    queue.write_text('fedas/t4 --columns "P=0.2" --rows "PA=0, CS=0; PA=1, CS=1" --seeds 1 --scale smoke\n'
+                     "fedas/fig4a --scale smoke\nfedblade/t11\n")  # fmt: skip
+    words = ["reproduce", "--queue", str(queue), "--jobs", "1", "-q"]
+    assert call(capsys, *words)[0] == 0
+    out = queue.parent / "reproductions/smoke"
+    whole = (out / "fedas-t4/table.csv").read_text()
+    [damaged] = (out / "runs").glob("fedper-*")
+    text = (damaged / "rounds.jsonl").read_text()
+    (damaged / "rounds.jsonl").write_text(text[:-40])
+    for path in ("smoke/fedas-fig4a/figure.png", "full/fedblade-t11/table.csv"):
+        (queue.parent / "reproductions" / path).unlink()
+    code, _, errors = call(capsys, *words)
+    [line] = [line for line in errors.splitlines() if line.startswith("error: ")]
+    assert code == 2 and "rounds.jsonl is damaged at line" in line
+    assert f"or move {damaged} away, and the same command plays this run from its start" in line
+    rows = (out / "fedas-t4/table.csv").read_text().splitlines()
+    assert rows[1].endswith("· not run") and rows[2] == whole.splitlines()[2]
+    assert (out / "fedas-fig4a/figure.png").exists()
+    assert (queue.parent / "reproductions/full/fedblade-t11/table.csv").exists()
+    damaged.rename(queue.parent / "away")  # as it says
+    assert call(capsys, *words)[0] == 0
+    assert (out / "fedas-t4/table.csv").read_text() == whole
+
+
+def test_seeds_beyond_the_paper_s_are_said(queue, capsys):
+    words = [
+        "reproduce",
+        "fedas/t4",
+        "--columns",
+        "P=0.2",
+        "--rows",
+        "PA=1, CS=1",
+        "--scale",
+        "smoke",
+        "--dry-run",
+        "-q",
+    ]
+    paper = "seeds 3, 4: not the paper's, which end with 2"
+    assert paper in call(capsys, *words, "--seeds", "5")[1] and paper not in call(capsys, *words, "--seeds", "3")[1]
+
+
+def test_a_data_folder_that_is_none_is_named(queue, capsys, monkeypatch):
+    monkeypatch.setenv("UNSKEW_DATA", str(queue.parent / "nowhere"))
+    code, _, errors = call(capsys, "reproduce", "fedas/t4", "--seeds", "1", "-q")
+    assert code == 2 and "nowhere', which does not exist" in errors
+    (queue.parent / "file").touch()
+    monkeypatch.setenv("UNSKEW_DATA", str(queue.parent / "file"))
+    code, _, errors = call(capsys, "reproduce", "fedas/t4", "--seeds", "1", "-q")
+    assert code == 2 and "which is a file; name the folder that holds the data sets" in errors
+
+
+@pytest.mark.parametrize("words", [["reproduce", "--queue="], ["run", "--out="], ["resume", ""], ["deploy", "run", ""]])
+def test_an_empty_path_is_not_the_current_folder(queue, capsys, words):
+    code, _, errors = call(capsys, *words)
+    assert code == 2 and "a path is expected, and this is empty" in errors
+    assert list(queue.parent.iterdir()) == []

@@ -60,6 +60,28 @@ def test_a_row_whose_name_has_a_comma_is_one_row():
             T4.select(rows, columns)
 
 
+@pytest.mark.parametrize(
+    ("rows", "found"),
+    [
+        ("PA=0, CS=0, PA=1, CS=1", {"PA=0, CS=0", "PA=1, CS=1"}),
+        ("PA=0,,CS=0", {"PA=0, CS=0"}),
+        ("PA=1, CS=1, PA=1, CS=1", {"PA=1, CS=1"}),
+        ("PA=0", {"PA=0, CS=0", "PA=0, CS=1"}),
+        ("PA=0, PA=1", {"PA=0, CS=0", "PA=0, CS=1", "PA=1, CS=0", "PA=1, CS=1"}),
+    ],
+)
+def test_rows_whose_names_have_commas_may_be_listed_by_commas(rows, found):
+    assert {figure.row for figure in T4.select(rows, None)} == found
+
+
+def test_parts_of_different_kinds_are_not_taken_for_rows_with_either():
+    with pytest.raises(InputError, match=r"--rows CS=0, PA=0 names parts of different kinds.*semicolons"):
+        T4.select("CS=0, PA=0", None)
+    with pytest.raises(InputError, match="--rows flfa=1, fedavg names parts of different kinds"):
+        find("flfa/t1").select("flfa=1, fedavg", None)
+    assert {figure.row for figure in find("flfa/t1").select("fedavg, flfa=1", None)} == {"FedAvg, flfa=1"}
+
+
 @pytest.mark.parametrize("option", [["--rows", "x"], ["--columns", "P=1"], ["--seeds", "2"]])
 def test_a_figure_refuses_what_only_tables_have(no_data, option, capsys):
     with pytest.raises(SystemExit) as ended:
@@ -84,6 +106,11 @@ def test_rows_and_columns_choose_cells():
         ("fedaz", None, "has no row 'fedaz'; known: Ditto; FedALA; FedAS"),
         (None, "P=0.3", "has no column 'P=0.3'"),
         ("fedas", "Q=1", "known: beta=0.1, P=0.2"),
+        (
+            "fedas",
+            "beta=0.1, P=0.2, P=0.4",
+            r"'P=0.4' together with beta=0.1, P=0.2 in these rows; known: beta=0.1, P=0.2$",
+        ),
     ],
 )
 def test_what_there_is_not_is_one_line(rows, columns, line):
@@ -91,10 +118,15 @@ def test_what_there_is_not_is_one_line(rows, columns, line):
         T3.select(rows, columns)
 
 
-@pytest.mark.parametrize("name", ["fedas/t9", "fedxx/t1", "t3", "fedas"])
+@pytest.mark.parametrize("name", ["fedas/t9", "fedxx/t1", "t3"])
 def test_unknown_tables_are_one_line(name):
     with pytest.raises(InputError, match="there is no table or figure"):
         find(name)
+
+
+def test_a_paper_s_name_alone_lists_what_it_has():
+    with pytest.raises(InputError, match=r"'fedas' is a paper; .*: fedas/t2, fedas/t3, fedas/t4, fedas/fig3a, "):
+        find("fedas")
 
 
 def test_seeds_are_the_paper_s_and_go_on_from_its_last():

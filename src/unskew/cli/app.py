@@ -123,11 +123,32 @@ def load_command(name: str) -> Any:
     gc.enable()
     keep_freed_memory()
     signals.begin_work()
-    if isinstance(found, typer.Typer):
-        return typer.main.get_command(found)
-    alone = typer.Typer(add_completion=False, rich_markup_mode="rich")
-    alone.command(name)(found)
-    return typer.main.get_command(alone)
+    alone = found
+    if not isinstance(found, typer.Typer):
+        alone = typer.Typer(add_completion=False, rich_markup_mode="rich")
+        alone.command(name)(found)
+    return refuse_empty_paths(typer.main.get_command(alone))
+
+
+def refuse_empty_paths(command: Any) -> Any:
+    """The command, to which an empty path (`--out=$UNSET`) is an error; else it would be the current folder."""
+    for each in getattr(command, "commands", {}).values():
+        refuse_empty_paths(each)
+    for option in command.params:
+        if option.type.name == "path":
+            option.type.convert = _refusing_empty(option.type)
+    return command
+
+
+def _refusing_empty(kind: Any) -> Any:
+    convert = kind.convert
+
+    def check(value: Any, option: Any, context: Any) -> Any:
+        if value == "":
+            kind.fail("a path is expected, and this is empty", option, context)
+        return convert(value, option, context)
+
+    return check
 
 
 def _print_version(wanted: bool) -> None:

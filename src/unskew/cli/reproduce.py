@@ -49,7 +49,12 @@ Name = Annotated[str | None, typer.Argument(help="a table or figure, such as fed
 def reproduce(
     name: Name = None,
     listed: Annotated[bool, typer.Option("--list", help="list every table and figure of the papers")] = False,
-    rows: Annotated[str | None, typer.Option(help="only these rows, such as fedper,fedas")] = None,
+    rows: Annotated[
+        str | None,
+        typer.Option(
+            help='only these rows, such as fedper,fedas; names with commas by semicolons: "PA=1, CS=1; PA=0, CS=0"'
+        ),
+    ] = None,
     columns: Annotated[
         str | None, typer.Option(help='only these columns, such as "P=0.2"; several conditions hold together')
     ] = None,
@@ -61,7 +66,8 @@ def reproduce(
         ),
     ] = None,
     seeds: Annotated[
-        int | None, typer.Option(min=1, help="how many of the paper's seeds; default: as many as it ran")
+        int | None,
+        typer.Option(min=1, help="how many seeds: the paper's first, then others; default: as many as it ran"),
     ] = None,
     dry_run: Annotated[
         bool,
@@ -86,10 +92,10 @@ def reproduce(
     data = Data(data_dir)
     scale: Scale = chosen_scale or "full"
     if queue is not None:
-        if name is not None or rows or columns or chosen_scale or seeds or as_json:
+        if name is not None or listed or rows or columns or chosen_scale or seeds or as_json:
             raise InputError(
-                "--queue takes tables, rows, columns, scale and seeds from its file, and prints no JSON; leave them "
-                "out of the command"
+                "--queue takes tables, rows, columns, scale and seeds from its file, and prints no list and no JSON; "
+                "leave them out of the command"
             )
         if dry_run:
             for each in plan_all(read_queue(queue), data):
@@ -274,9 +280,14 @@ def work_through(queue: Path, jobs: int | None, cells_on: str | None, out: Path,
             else:
                 work(places, number, announce, tell)
     finally:
+        unreadable: dict[Path, InputError] = {}
         for plan in join_plans(plans):
-            finished = read_back(plan.runs, out / plan.scale, data)
+            finished = read_back(plan.runs, out / plan.scale, data, unreadable)
             console.print(f"{plan.id}: {write_what_is_there(plan, finished, out)}", soft_wrap=True)
+    if unreadable:
+        names = ", ".join(path.name for path in unreadable)
+        more = f" (runs that cannot be read: {names})" if len(unreadable) > 1 else ""
+        raise InputError(f"{next(iter(unreadable.values()))}{more}; its figures are left out above")
 
 
 def write_what_is_there(plan: Plan | FigurePlan, finished: Mapping[Identity, Finished], out: Path) -> str:

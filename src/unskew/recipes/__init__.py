@@ -25,4 +25,7 @@ def find(name: str) -> Table | Figure:
         return PAPERS[paper].tables[own]
     if paper in PAPERS and own in PAPERS[paper].figures:
         return PAPERS[paper].figures[own]
+    if paper in PAPERS and not own:
+        own_names = ", ".join(each for each in known if each.startswith(f"{paper}/"))
+        raise InputError(f"'{name}' is a paper; choose one of its tables and figures: {own_names}")
     raise InputError(f"there is no table or figure '{name}'; {nearest(name, known)} (see unskew reproduce --list)")

@@ -191,16 +191,31 @@ class Table:
             for word in wanted:
                 if not any(_names(word, row) for row in known):
                     raise InputError(f"{self.id} has no row '{word}'; {nearest(word, known, '; ')}")
+            self._check_one_kind(wanted, known)
             chosen = tuple(figure for figure in chosen if any(_names(word, figure.row) for word in wanted))
         if columns is not None and not _split(columns):
             raise InputError(f"{self.id}: --columns names no column; give one such as {self.printed[0].column}")
         for word in _split(columns or ""):
             found = tuple(figure for figure in chosen if self._in_column(word, figure))
             if not found:
-                heads = list(dict.fromkeys(figure.column for figure in self.printed))
-                raise InputError(f"{self.id} has no column '{word}' in these rows; known: {'; '.join(heads)}")
+                heads = list(dict.fromkeys(figure.column for figure in chosen))
+                before = _split(columns or "")[: _split(columns or "").index(word)]
+                where = f" together with {', '.join(before)}" if before else ""
+                raise InputError(f"{self.id} has no column '{word}'{where} in these rows; known: {'; '.join(heads)}")
             chosen = found
         return chosen
+
+    def _check_one_kind(self, wanted: Sequence[str], known: Sequence[str]) -> None:
+        """Parts of names by commas must be of one kind: `PA=0, CS=0` is one row, not those with either."""
+        kinds = {
+            place for word in wanted for row in known if _plain(word) != _plain(row)
+            for place, part in enumerate(row.split(", ")) if _plain(part) == _plain(word)
+        }  # fmt: skip
+        if len(kinds) > 1:
+            raise InputError(
+                f"{self.id}: --rows {', '.join(wanted)} names parts of different kinds; rows have commas in their "
+                f"names here: give names whole, several with semicolons between them; known: {'; '.join(known)}"
+            )
 
     def _in_column(self, word: str, figure: Printed) -> bool:
         key, equals, value = word.partition("=")
@@ -258,10 +273,15 @@ def make_run(protocol: Mapping[str, Any], **more: Any) -> Run:
 
 
 def _split_rows(text: str, known: Sequence[str]) -> list[str]:
-    """The named rows: by commas; a row whose own name has commas as a whole, several of them by semicolons."""
-    if ";" in text or any(_plain(text) == _plain(row) for row in known):
+    """The named rows, by semicolons, or by commas where no name of a row has them: such names count first, whole."""
+    if ";" in text:
         return [word.strip() for word in text.split(";") if word.strip()]
-    return _split(text)
+    words, found, names = _split(text), [], {_plain(row) for row in known}
+    while words:
+        size = next((size for size in range(len(words), 1, -1) if _plain(", ".join(words[:size])) in names), 1)
+        found.append(", ".join(words[:size]))
+        words = words[size:]
+    return found
 
 
 def _split(text: str) -> list[str]:

@@ -46,10 +46,11 @@ class Line:
 def read_queue(path: Path) -> list[Line]:
     """The lines of a queue's file; empty ones and comments are passed over."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # Windows begins a file with an invisible mark
     except (OSError, UnicodeDecodeError) as error:
         let_pass(error)
-        raise InputError(f"cannot read the queue {path}: {error}; give a text file, a line per table") from None
+        why = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+        raise InputError(f"cannot read the queue {path}: {why}; give a text file, a line per table") from None
     lines = [
         _read_line(line, f"{path}, line {number}")
         for number, line in enumerate(text.splitlines(), 1)
@@ -67,11 +68,12 @@ def _read_line(text: str, where: str) -> Line:
         raise InputError(f"{where}: {error}; close the quotes") from None
     values: dict[str, str] = {}
     name, *rest = words
+    for option in rest[::2]:
+        if option not in ("--rows", "--columns", "--scale", "--seeds"):
+            raise InputError(f"{where}: expected --rows, --columns, --scale or --seeds, got '{option}'")
     if len(rest) % 2:
         raise InputError(f"{where}: every option needs a value, such as --rows fedas; got '{text.strip()}'")
     for option, value in zip(rest[::2], rest[1::2], strict=True):
-        if option not in ("--rows", "--columns", "--scale", "--seeds"):
-            raise InputError(f"{where}: expected --rows, --columns, --scale or --seeds, got '{option}'")
         values[option.removeprefix("--")] = value
     scale = values.pop("scale", "full")
     if scale not in get_args(Scale):

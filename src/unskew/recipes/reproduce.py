@@ -196,6 +196,10 @@ def make_plan(table: Table, scale: Scale, rows: str | None, columns: str | None,
         for seed in numbers:
             other = replace(against, seed=seed) if against else None
             jobs.append(Job(printed, cell, seed, replace(run, seed=seed), other, missing))
+    others = [str(seed) for seed in numbers if seed not in table.paper.seeds]
+    if jobs and others:
+        listed = ", ".join(others) if len(others) <= 8 else f"{others[0]} to {others[-1]}"
+        notes.append(f"seeds {listed}: not the paper's, which end with {table.paper.seeds[-1]}")
     said = tuple(dict.fromkeys(note for note in notes if note))
     return Plan(table, scale, numbers, figures, tuple(jobs), tuple(computed), said)
 
@@ -272,9 +276,19 @@ def list_cells(runs: Sequence[Run], out: Path, data: Data) -> list[Place]:
     return list(cells.values())
 
 
-def read_back(runs: Sequence[Run], out: Path, data: Data) -> dict[Identity, Finished]:
-    """The runs that are finished; nothing is run."""
-    return play([run for run in runs if RunFolder(place_of(data.resolve(run), out)).finished], out, data)
+def read_back(
+    runs: Sequence[Run], out: Path, data: Data, unreadable: dict[Path, InputError]
+) -> dict[Identity, Finished]:
+    """The runs that are finished; nothing is run. Damaged ones are left out and go to `unreadable`."""
+    found: dict[Identity, Finished] = {}
+    for run in runs:
+        place = place_of(data.resolve(run), out)
+        if RunFolder(place).finished:
+            try:
+                found |= play([run], out, data)
+            except InputError as error:
+                unreadable[place] = error
+    return found
 
 
 def place_of(resolved: Run, out: Path) -> Path:

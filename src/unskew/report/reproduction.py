@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import logging
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -93,7 +94,7 @@ def write(plan: Plan, figures: Sequence[Compared], finished: Mapping[Any, Finish
     names = ["table.md", "table.csv", "table.json"]
     curves = collect_curves(plan, finished)
     if curves:
-        plot_curves(curves, folder / "curves.png", heading[0])
+        plot_curves(curves, folder / "curves.png", f"{heading[0]} (scale {plan.scale})")
         names.append("curves.png")
     return names
 
@@ -180,10 +181,11 @@ def draw(drawn: Drawn, title: str, path: Path) -> None:
     """A figure made anew: lines, bars or points."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(7.2, 4.4), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
-    figure.suptitle("\n".join(textwrap.wrap(title, 84)), x=0.01, ha="left", fontsize=10)
+    figure.suptitle(wrap_title(title, 84), x=0.01, ha="left", fontsize=10)
     axes = figure.add_subplot()
     for number, (name, points) in enumerate(drawn.lines.items()):
         xs, ys = zip(*points, strict=True) if points else ((), ())
@@ -199,9 +201,21 @@ def draw(drawn: Drawn, title: str, path: Path) -> None:
             marker = "." if len(points) <= SPARSE else ""
             axes.plot(xs, ys, STYLES[number // len(COLOURS) % len(STYLES)], label=name, color=colour, marker=marker)
     if drawn.ticks:
-        axes.set_xticks(range(len(drawn.ticks)), drawn.ticks, rotation=30, ha="right")
+        long = max(map(len, drawn.ticks)) > 60 // len(drawn.ticks)
+        axes.set_xticks(
+            range(len(drawn.ticks)), drawn.ticks, rotation=30 if long else 0, ha="right" if long else "center"
+        )
+    elif drawn.x == "round":
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel(drawn.x)
     axes.set_ylabel(drawn.y)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=8)
+    if len(drawn.lines) > 1:
+        axes.legend(frameon=False, fontsize=8)
     figure.savefig(path)
+
+
+def wrap_title(title: str, width: int) -> str:
+    """A title in lines that do not part what stands in brackets or around an equals sign, where that can be."""
+    joined = re.sub(r"\([^()]*\)", lambda found: found[0].replace(" ", "\0"), title).replace(" = ", "\0=\0")
+    return "\n".join(textwrap.wrap(joined, width)).replace("\0", " ")

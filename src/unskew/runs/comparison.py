@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -23,7 +23,7 @@ from unskew.data.partition.saved import load_partition
 from unskew.data.sources import load
 from unskew.runs import building, engine
 from unskew.runs.config import Run, read_file
-from unskew.runs.folder import Row, RunFolder
+from unskew.runs.folder import OccupiedRun, Row, RunFolder
 from unskew.runs.summary import read_finished
 from unskew.runs.tracked import show_saved
 
@@ -97,7 +97,7 @@ def compare(
     places = place_runs(wanted, loaded, out / "runs")
     _write_plan(out, places)
     cells = compare_runs(places, announce, elsewhere)
-    with suppress(OSError):
+    with contextlib.suppress(OSError):
         (out / PLAN).unlink()
     return cells
 
@@ -116,14 +116,14 @@ def place_runs(wanted: Sequence[Run], data: Dataset, folder: Path) -> list[Place
 
 def _write_plan(out: Path, places: Sequence[Place]) -> None:
     """Leaves the names of all cells while they are played, for who watches; nothing depends on it."""
-    with suppress(OSError):  # whether the folder can be written is said with the first run
+    with contextlib.suppress(OSError):  # whether the folder can be written is said with the first run
         out.mkdir(parents=True, exist_ok=True)
         write_atomic(out / PLAN, json.dumps([place.path.name for place in places]).encode())
 
 
 def read_plan(folder: Path) -> list[str]:
     """The cells that the newest comparison in this folder is to have, begun or not; none where it left no list."""
-    with suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError):
         found = json.loads((folder / PLAN).read_text(encoding="utf-8"))
         if isinstance(found, list) and all(isinstance(name, str) for name in found):
             return found
@@ -175,6 +175,23 @@ def check_folder(out: Path) -> None:
 
 def run_cell(run: Run, path: Path, data: Dataset, watch: engine.Watch | None) -> CellResult:
     """Runs a resolved run into its folder; a finished one is read back, an interrupted one is resumed."""
+    with _advising(path):
+        return _run_cell(run, path, data, watch)
+
+
+@contextlib.contextmanager
+def _advising(path: Path) -> Iterator[None]:
+    """What a run's own errors advise is for who chose its folder; of a cell nobody did, but it can be moved away."""
+    was_there = path.is_dir() and any(path.iterdir())
+    try:
+        yield
+    except InputError as error:
+        if was_there and not isinstance(error, OccupiedRun):
+            error.args = (f"{error}; or move {path} away, and the same command plays this run from its start",)
+        raise
+
+
+def _run_cell(run: Run, path: Path, data: Dataset, watch: engine.Watch | None) -> CellResult:
     folder = RunFolder(path)
     reused, begun = folder.finished, (path / "run.toml").exists()
     if begun:

@@ -54,6 +54,10 @@ _FLOCK = "hhqqi"
 _MODEL, _ROUNDS, _CLIENTS = "model.safetensors", "rounds.jsonl", "clients.jsonl"
 
 
+class OccupiedRun(InputError):
+    """Another process is working on the run."""
+
+
 class EditedRun(InputError):
     """The run.toml of a folder is not the one that was written there."""
 
@@ -225,7 +229,7 @@ class RunFolder:
             except OSError as error:
                 let_pass(error)
                 if error.errno in (errno.EACCES, errno.EAGAIN):
-                    raise InputError(f"another process is working on {self.path}; wait until it ends") from None
+                    raise OccupiedRun(f"another process is working on {self.path}; wait until it ends") from None
                 log.warning("%s: this file system has no locks; let no other process work on this run", self.path)
             _sign(file)
             yield

@@ -17,6 +17,7 @@ from unskew.base.errors import InputError, SlotError, let_pass
 from unskew.base.json_text import to_json
 from unskew.base.once import warn_once
 from unskew.base.process import prepare_process
+from unskew.base.text import count_of
 from unskew.base.tree import Groups
 from unskew.core.checks.asking import ask_server
 from unskew.core.checks.faults import is_spoilt, naming
@@ -231,7 +232,8 @@ class Loop:
                 self.folder.path,
             )
         elif found is None and unbroken > 0:
-            log.warning("%s holds no checkpoint: its %d rounds are run again", self.folder.path, unbroken)
+            what = f"{count_of(unbroken, 'round')} {'is' if unbroken == 1 else 'are'} run again"
+            log.warning("%s holds no checkpoint: its %s", self.folder.path, what)
         return found
 
     def _record(self, done: Round, executor: Executor) -> None:

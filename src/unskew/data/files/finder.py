@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,7 +10,10 @@ from pathlib import Path
 
 from unskew.base.cache import cache_dir
 from unskew.base.errors import InputError
+from unskew.base.once import warn_once
 from unskew.data.files.download import Progress, TransferError, fetch
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,7 @@ class Finder:
     ) -> None:
         self.roots = [cache_dir()]
         if os.environ.get("UNSKEW_DATA"):
-            self.roots.insert(0, Path(os.environ["UNSKEW_DATA"]).expanduser())
+            self.roots.insert(0, _check_variable(Path(os.environ["UNSKEW_DATA"]).expanduser(), offline))
         if data_dir is not None:
             given = Path(data_dir).expanduser()
             if not given.is_dir():
@@ -75,6 +79,15 @@ class Finder:
                 f"{dataset}: {needed.name} not found and could not be downloaded from {url} ({error}); {hint}"
             ) from None
         return target
+
+
+def _check_variable(folder: Path, offline: bool) -> Path:
+    """The folder that UNSKEW_DATA names; a download may make it, but who only looks there finds nothing."""
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"UNSKEW_DATA is '{folder}', which is a file; name the folder that holds the data sets")
+    if offline and not folder.exists():
+        warn_once(log, f"UNSKEW_DATA is '{folder}', which does not exist")
+    return folder
 
 
 def _places(root: Path, dataset: str, folders: Sequence[str]) -> list[Path]:
