@@ -212,7 +212,8 @@ def test_text_and_toml_round_trip(tmp_path):
 
 def test_defaults_are_no_part_of_the_hash():
     given = {"optimiser": "sgd", "nesterov": False, "schedule": "constant"}
-    assert from_table({"local": given}).hash == Run().hash == "c9677cc45591"
+    assert from_table({"local": given}).hash == Run().hash == "9b8ab3473227"
+    assert from_table({"evaluation": {"batch": 1000}}).hash == "c9677cc45591"  # as it was before a rule chose the batch
     others = [{"optimiser": "adam"}, {"optimiser": "adamw"}, {"nesterov": True}, {"clip": 1.0}]
     assert len({from_table({"local": other}).hash for other in others} | {Run().hash}) == 5
 

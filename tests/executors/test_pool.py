@@ -187,6 +187,7 @@ def test_what_all_clients_are_sent_is_written_once_and_what_one_is_sent_does_not
 
 @pytest.mark.parametrize("batch", [1, 7, 120, 359, 360, 1000])
 def test_evaluation_in_parts_loses_no_sample_and_every_worker_takes_part(batch, monkeypatch):
+    monkeypatch.setattr("unskew.core.task._TEST_PART", 100)
     busy, give = set(), Worker.give
     monkeypatch.setattr(Worker, "give", lambda self, *job: (busy.add(self.number), give(self, *job))[1])
     task = task_of(evaluation={"batch": batch})
@@ -202,7 +203,8 @@ def test_evaluation_in_parts_loses_no_sample_and_every_worker_takes_part(batch, 
 
 
 @pytest.mark.parametrize(("batch", "workers"), [(100, 3), (200, 2), (1000, 1)])
-def test_there_are_workers_for_the_parts_of_the_test_set(batch, workers):
+def test_there_are_workers_for_the_parts_of_the_test_set(batch, workers, monkeypatch):
+    monkeypatch.setattr("unskew.core.task._TEST_PART", 100)
     table = {"clients": 4, "sample": 0.25, "evaluation": {"batch": batch}}
     run = from_table({**table, "execution": {"executor": "pool", "workers": 3}})
     assert building._workers(run, task_of(**table)) == workers

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copyreg
+import enum
 import sys
 import weakref
 from collections.abc import Iterable, Iterator
@@ -112,6 +113,8 @@ class Contents:
             known = copyreg.dispatch_table.get(type(value))
             # what a copy would be made of: attributes, slots, items, a generator's state
             made = known(value) if known else value.__reduce_ex__(4)
+            if isinstance(value, enum.Enum):  # some versions of Python copy a member by its name, without its value
+                made = type(value), (value._value_,)
         except Exception:  # what cannot be copied so, such as a lock
             made = ""
         if isinstance(made, str):

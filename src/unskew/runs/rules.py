@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from unskew.base import seeds
 from unskew.base.process import hold_process
 from unskew.base.registry import construct
+from unskew.base.torch_private import BatchNormBase
 from unskew.core.context import BufferPolicy
 from unskew.core.device import Device
 from unskew.models.base import Model
@@ -94,7 +94,7 @@ def choose_test_batch(model: Model, shape: tuple[int, ...], execution: Execution
     On a GPU 1000, and where tests take the statistics of their batch (BatchNorm whose running ones are not averaged,
     or not kept), which fewer samples would change.
     """
-    norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+    norms = [module for module in model.modules() if isinstance(module, BatchNormBase)]
     by_batch = any(buffers != "average" or not norm.track_running_stats for norm in norms)
     if by_batch or not execution.device.startswith("cpu"):
         return TEST_BATCHES[0]
