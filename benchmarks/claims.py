@@ -24,6 +24,8 @@ TITLES = {
     "fedas_t3": "FedAS's own cell: CIFAR-10, β = 0.1, P = 0.2 (clients' models)",
     "fedas_t4": "FedAS's parts: CIFAR-10, β = 0.1, P = 0.4 (clients' models)",
     "fedblade_t3": "FedBlade's parts: CIFAR-100 (8,000 samples), Dir(0.05), d = 512",
+    "flfa_t1": "FLFA's own cell: BloodMNIST, MobileNetV2",
+    "compose": "Do they compose? Fashion-MNIST (12,000 samples), Dir(0.1), three seeds",
     "fedsol_t2": "FedSOL's own cell: CIFAR-10, LDA 0.1, the first of 300 rounds",
 }
 FIRST = {"fedas_t3": 8, "fedas_t4": 6}
