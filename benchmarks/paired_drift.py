@@ -115,23 +115,29 @@ def show(study: Study, layers: list[str], played: list[int], console: Console) -
     found = study.read()
     table = Table("layer", "z before", *(f"round {k}" for k in played), "mean change of drift")
     for layer in layers:
-        known = [100 * change for k in played if (change := compare(found, k, layer)["drift"]) is not None]
+        changes = [compare(found, k, layer)["drift"] for k in played]
+        known = [change for change in changes if change is not None]
+        said = ["" if change is None else f"{100 * change:+.1f} %" for change in changes]
         z = found[played[0] - 1, ""]["similarity"][layer]
-        table.add_row(layer, f"{z:.3f}", *(f"{change:+.1f} %" for change in known), f"{statistics.mean(known):+.1f} %")
+        table.add_row(layer, f"{z:.3f}", *said, f"{100 * statistics.mean(known):+.1f} %" if known else "")
     console.print(table)
 
 
 def put_together(folders: list[Path], console: Console) -> None:
-    """By place in the order of similarity, and for each round: means over studies; at last over all rounds."""
+    """By place in the order of similarity, and for each round: means over studies; at last over all whole rounds."""
     by_place: dict[int, list[dict[str, float | None]]] = {}
     by_round: list[tuple[str, list[dict[str, float | None]]]] = []
     for folder in folders:
         found = read_figures(folder)
-        played = sorted({number for number, layer in found if layer})
-        z = found[played[0] - 1, ""]["similarity"]
-        layers = sorted({layer for _, layer in found if layer}, key=lambda layer: z[layer])
-        for number in played:
-            changes = [compare(found, number, layer) for layer in layers if (number, layer) in found]
+        layers = sorted({layer for _, layer in found if layer})
+        played = [number for number, layer in found if not layer and all((number, each) in found for each in layers)]
+        if not layers or not played:
+            console.print(f"{folder} has no round yet that was played with feedback in every layer: left out")
+            continue
+        z = found[min(played) - 1, ""]["similarity"]
+        layers.sort(key=lambda layer: z[layer])
+        for number in sorted(played):
+            changes = [compare(found, number, layer) for layer in layers]
             by_round.append((f"{folder.name}, round {number}", changes))
             for place, change in enumerate(changes, 1):
                 by_place.setdefault(place, []).append(change)

@@ -8,7 +8,7 @@ import pkgutil
 import pytest
 
 import unskew
-from unskew.base.errors import ClientError, DeclarationError, InputError, SlotError
+from unskew.base.errors import ClientError, DamagedRun, DeclarationError, InputError, SlotError
 from unskew.core.checks.faults import Fault, Raised
 from unskew.core.checks.returned import Detached, Wrong
 from unskew.data.files.download import TransferError
@@ -17,7 +17,7 @@ from unskew.deploy.server import TooFewAnswers
 from unskew.executors.stacked.lanes import NotStackable
 from unskew.measures.base import Absent
 from unskew.runs.checkpoint import _OtherRun
-from unskew.runs.folder import ChangedOptions, EditedRun, OccupiedRun
+from unskew.runs.folder import ChangedOptions, EditedRun
 from unskew.runs.side_by_side import Died
 
 CLIENT = ClientError(3, 2, "ValueError: no luck", "Traceback …", method="fedavg", slot="loss", spoilt=True)
@@ -25,7 +25,7 @@ CLIENT.folder = "runs/x"
 SLOT = SlotError("the server failed", method="a", slot="update", client=4, round=5, details="…")
 MADE = [
     CLIENT, SLOT, InputError("a\nb"), DeclarationError("c"), Fault(None, "loss", "fails"), Wrong("w"), Absent("a"),
-    NotStackable("n"), TransferError("t"), _OtherRun("o"), EditedRun("e"), OccupiedRun("p"),
+    NotStackable("n"), TransferError("t"), _OtherRun("o"), EditedRun("e"), DamagedRun("p"),
     ChangedOptions("c"), Raised("r"), Detached(None, "", "d"), Refused("r"), TooFewAnswers("t"),
     Died("d"),
 ]  # fmt: skip

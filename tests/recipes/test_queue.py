@@ -9,6 +9,7 @@ from unskew.base.errors import InputError
 from unskew.cli import main
 from unskew.recipes import queue as queues
 from unskew.recipes.queue import read_queue
+from unskew.runs.folder import RunFolder
 
 
 @pytest.mark.parametrize(
@@ -176,6 +177,26 @@ def test_a_data_folder_that_is_none_is_named(queue, capsys, monkeypatch):
     monkeypatch.setenv("UNSKEW_DATA", str(queue.parent / "file"))
     code, _, errors = call(capsys, "reproduce", "fedas/t4", "--seeds", "1", "-q")
     assert code == 2 and "which is a file; name the folder that holds the data sets" in errors
+    assert call(capsys, "data", "digits")[0] == 0  # which needs no file
+
+
+def test_the_advice_to_move_a_run_away_is_for_damaged_ones_only(queue, capsys):
+    """Of one that another run of this program works on it would be harmful."""
+    cell = ["fedas/t4", "--columns", "P=0.2", "--rows", "PA=1, CS=1", "--seeds", "1", "--scale", "smoke"]
+    words, advice = (
+        ["reproduce", *cell, "--jobs", "1", "-q"],
+        "away, and the same command plays this run from its start",
+    )
+    assert call(capsys, *words)[0] == 0
+    [run] = [path for path in (queue.parent / "reproductions/smoke/runs").iterdir() if path.is_dir()]
+    (run / "summary.json").unlink()
+    with RunFolder(run).lock():
+        code, _, errors = call(capsys, *words)
+    assert code == 2 and "wait until that run ends" in errors and advice not in errors
+    for name in run.glob("checkpoint/*.safetensors"):
+        name.write_bytes(b"")
+    code, _, errors = call(capsys, *words)
+    assert code == 2 and "no checkpoint in" in errors and f"or move {run} {advice}" in errors
 
 
 @pytest.mark.parametrize("words", [["reproduce", "--queue="], ["run", "--out="], ["resume", ""], ["deploy", "run", ""]])

@@ -32,6 +32,10 @@ class InputError(Portable):
         super().__init__(" ".join(message.split()))
 
 
+class DamagedRun(InputError):
+    """What a run's folder holds is not what the run wrote there."""
+
+
 class DeclarationError(InputError, TypeError):
     """A class that a plugin defines cannot be what it is meant to be."""
 

@@ -220,6 +220,8 @@ def show_plan(plan: Plan | FigurePlan, data: Data, as_json: bool, quiet: bool) -
     console.print(f"scale {plan.scale}: {describe(plan.paper, plan.scale)}", style="dim", soft_wrap=True)
     for line in (*plan.notes, *plan.missing):
         console.print(line, style="dim", soft_wrap=True)
+    if any(run.measure for run, _ in estimates):
+        console.print("what is measured besides takes time of its own, which the hours leave out", soft_wrap=True)
     if lost:
         console.print(f"{count_of(lost, 'figure')} cannot be had here for lack of data", soft_wrap=True)
 
@@ -279,15 +281,24 @@ def work_through(queue: Path, jobs: int | None, cells_on: str | None, out: Path,
                 elsewhere(places, announce)
             else:
                 work(places, number, announce, tell)
-    finally:
-        unreadable: dict[Path, InputError] = {}
-        for plan in join_plans(plans):
-            finished = read_back(plan.runs, out / plan.scale, data, unreadable)
-            console.print(f"{plan.id}: {write_what_is_there(plan, finished, out)}", soft_wrap=True)
+    except BaseException:
+        for error in write_all(plans, out, data).values():
+            log.warning("%s", error)
+        raise
+    unreadable = write_all(plans, out, data)
     if unreadable:
         names = ", ".join(path.name for path in unreadable)
         more = f" (runs that cannot be read: {names})" if len(unreadable) > 1 else ""
         raise InputError(f"{next(iter(unreadable.values()))}{more}; its figures are left out above")
+
+
+def write_all(plans: Sequence[Plan | FigurePlan], out: Path, data: Data) -> dict[Path, InputError]:
+    """Writes all tables and figures of a queue as far as they have come; which finished runs cannot be read."""
+    unreadable: dict[Path, InputError] = {}
+    for plan in join_plans(plans):
+        finished = read_back(plan.runs, out / plan.scale, data, unreadable)
+        console.print(f"{plan.id}: {write_what_is_there(plan, finished, out)}", soft_wrap=True)
+    return unreadable
 
 
 def write_what_is_there(plan: Plan | FigurePlan, finished: Mapping[Identity, Finished], out: Path) -> str:

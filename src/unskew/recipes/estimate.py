@@ -121,7 +121,7 @@ def _play(run: Run, dataset: Dataset | None = None) -> Row:
     """
     small = replace(
         run, split=splits.build("iid"), clients=1, sample=1.0, rounds=2, measure=(), split_seed=None,
-        execution=Execution(executor="serial"),
+        stragglers=0.0, execution=Execution(executor="serial"),
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as scratch:
         place = Path(scratch) / "trial"
@@ -165,6 +165,8 @@ def estimate(run: Run, tried: Trial, held: Held | None = None) -> Estimate:
         classes = held.classes * cohort / clients
         visits = classes * tried.visit * table["steps"]
         server, up = classes * tried.server * table["server_epochs"], classes * tried.up
+    online = 1 - run.stragglers * (1 - run.straggler_online)
+    visits, up = online * visits, online * up
     tested = run.rounds / run.evaluation.every * (samples * run.evaluation.holdout if run.pool_test else tests)
     seconds = run.rounds * (visits + server) + tested * tried.test
-    return Estimate(seconds / 3600, run.rounds * (cohort * tried.down + up) / 2**30)
+    return Estimate(seconds / 3600, run.rounds * (online * cohort * tried.down + up) / 2**30)

@@ -96,7 +96,7 @@ def _read_line(text: str, where: str) -> Line:
 def refuse_options_of_tables(given: Mapping[str, object], figure: Figure) -> None:
     """Options that a figure does not have must not be passed over."""
     for option, value in given.items():
-        if value:
+        if value is not None:
             raise InputError(f"{option} is for tables, and {figure.id} is a figure; leave it out")
 
 

@@ -11,7 +11,7 @@ from unskew.base.errors import InputError
 from unskew.base.registry import construct, to_table
 from unskew.core.method import Method, methods
 from unskew.data.dataset import Dataset
-from unskew.data.files.finder import Finder
+from unskew.data.files.finder import Finder, check_variable
 from unskew.data.partition.splits import Split, splits
 from unskew.data.sources.base import Source, sources
 from unskew.data.sources.smaller import Part, StandIn, origin_of, read_count
@@ -95,6 +95,7 @@ def look_for(source: Source, data_dir: Path | None = None) -> DataState:
     if isinstance(source, StandIn) or not (source := origin_of(source)).files:
         return DataState(True)
     finder = Finder(data_dir, offline=True)
+    check_variable()
     try:
         paths = source.paths(finder)
     except InputError:

@@ -153,6 +153,8 @@ def _load_split(config: Run, data: Dataset, path: Path) -> Partition:
 
 def make_task(config: Run, data: Dataset, partition: Partition) -> Task:
     """Everything about a resolved run that stays the same from round to round."""
+    if not config.evaluation.batch:
+        raise InputError("evaluation.batch = 0 leaves the test batch to a rule: resolve the run first, or give it")
     wire = check_method(config)
     device = Device.from_name(config.execution.device, config.execution.precision)
     model = build_model(config, data)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from unskew.base import storage
-from unskew.base.errors import InputError
+from unskew.base.errors import DamagedRun, InputError
 from unskew.base.tree import Groups
 from unskew.data.dataset import may_be_same
 from unskew.runs import state_file
@@ -131,7 +131,7 @@ def load_newest(folder: Path, identity: Identity, at_most: int) -> Checkpoint | 
         except InputError as error:
             problems.append(error)
     if candidates:
-        raise InputError(f"no checkpoint in {folder} is whole ({problems[0]}); start the run again in another folder")
+        raise DamagedRun(f"no checkpoint in {folder} is whole ({problems[0]}); start the run again in another folder")
     return None
 
 

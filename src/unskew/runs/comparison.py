@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 from unskew.base import display
 from unskew.base.display import Drawable
-from unskew.base.errors import InputError
+from unskew.base.errors import DamagedRun, InputError
 from unskew.base.process import neutral_torch
 from unskew.base.registry import construct, to_table
 from unskew.base.storage import write_atomic
@@ -23,7 +23,7 @@ from unskew.data.partition.saved import load_partition
 from unskew.data.sources import load
 from unskew.runs import building, engine
 from unskew.runs.config import Run, read_file
-from unskew.runs.folder import OccupiedRun, Row, RunFolder
+from unskew.runs.folder import Row, RunFolder
 from unskew.runs.summary import read_finished
 from unskew.runs.tracked import show_saved
 
@@ -182,12 +182,10 @@ def run_cell(run: Run, path: Path, data: Dataset, watch: engine.Watch | None) ->
 @contextlib.contextmanager
 def _advising(path: Path) -> Iterator[None]:
     """What a run's own errors advise is for who chose its folder; of a cell nobody did, but it can be moved away."""
-    was_there = path.is_dir() and any(path.iterdir())
     try:
         yield
-    except InputError as error:
-        if was_there and not isinstance(error, OccupiedRun):
-            error.args = (f"{error}; or move {path} away, and the same command plays this run from its start",)
+    except DamagedRun as error:
+        error.args = (f"{error}; or move {path} away, and the same command plays this run from its start",)
         raise
 
 
@@ -218,7 +216,7 @@ def _check_run(run: Run, path: Path) -> None:
         ("summary.json", written == found.hash, written),
     ):
         if not fits:
-            raise InputError(f"{path / name} is of run {hash_}, not of {run.hash}; restore it, or choose another --out")
+            raise DamagedRun(f"{path / name} is of run {hash_}, not of {run.hash}; restore it, or choose another --out")
     for change in found.code_changes:
         log.warning("%s went on with changed code after round %d; the table says so", path, change["round"])
 
@@ -226,9 +224,9 @@ def _check_run(run: Run, path: Path) -> None:
 def _check_data(run: Run, folder: RunFolder, data: Dataset) -> None:
     saved = load_partition(folder.split, data)
     if not saved.fits(data):
-        raise InputError(f"{folder.path} was run on other data than '{run.data}' gives now; choose another --out")
+        raise DamagedRun(f"{folder.path} was run on other data than '{run.data}' gives now; choose another --out")
     if run.split.name == "file" and building.cut(run, data).hash != saved.hash:
-        raise InputError(f"{folder.path} was run with another partition than {run.split} is now; choose another --out")
+        raise DamagedRun(f"{folder.path} was run with another partition than {run.split} is now; choose another --out")
 
 
 def _warn_unmeasured(run: Run, path: Path) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from unskew.base.errors import InputError
+from unskew.base.errors import DamagedRun, InputError
 from unskew.base.once import warn_once
 from unskew.base.process import prepare_process
 from unskew.base.tree import Groups
@@ -179,7 +179,7 @@ def _check_last(folder: RunFolder, newest: int) -> None:
     """Refuses to take an older checkpoint for the end of a finished run."""
     rows = folder.list_rows()
     if rows and newest < rows[-1]["round"]:
-        raise InputError(
+        raise DamagedRun(
             f"{folder.path} is finished after round {rows[-1]['round']}, but its newest whole checkpoint is of round "
             f"{newest}; restore it, or remove summary.json, then 'unskew resume {folder.path}' goes on from there"
         )

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 from unskew.base import plugins, storage
-from unskew.base.errors import InputError, is_from_signal, let_pass
+from unskew.base.errors import DamagedRun, InputError, is_from_signal, let_pass
 from unskew.base.json_text import to_json
 from unskew.base.registry import to_table
 from unskew.runs.config import Run, from_table, read_file, read_written_hash
@@ -54,11 +54,7 @@ _FLOCK = "hhqqi"
 _MODEL, _ROUNDS, _CLIENTS = "model.safetensors", "rounds.jsonl", "clients.jsonl"
 
 
-class OccupiedRun(InputError):
-    """Another process is working on the run."""
-
-
-class EditedRun(InputError):
+class EditedRun(DamagedRun):
     """The run.toml of a folder is not the one that was written there."""
 
 
@@ -229,7 +225,7 @@ class RunFolder:
             except OSError as error:
                 let_pass(error)
                 if error.errno in (errno.EACCES, errno.EAGAIN):
-                    raise OccupiedRun(f"another process is working on {self.path}; wait until it ends") from None
+                    raise InputError(f"another process is working on {self.path}; wait until it ends") from None
                 log.warning("%s: this file system has no locks; let no other process work on this run", self.path)
             _sign(file)
             yield
@@ -342,7 +338,7 @@ class RunFolder:
         with (self.place / "rounds.jsonl").open("rb") as file:
             content = file.read(int(mark[0]))
         if hashlib.sha256(content).hexdigest() != mark[1]:
-            raise InputError(
+            raise DamagedRun(
                 f"{self.path / 'rounds.jsonl'} was edited: its rows up to round {done} are not those that were "
                 "written; restore it, or remove it (of a finished run, summary.json too) to run these rounds again"
             )
@@ -378,7 +374,7 @@ class RunFolder:
     def check_finished_rows(self, rows: list[Row], files: Row) -> None:
         """An error where the rounds' rows are not those that the run wrote; says where rows about clients are gone."""
         if files.get(_ROUNDS, _digest_rows(rows)) != _digest_rows(rows):
-            raise InputError(
+            raise DamagedRun(
                 f"{self.path / _ROUNDS} was edited: its rows are not those that the run wrote; restore it, or remove "
                 f"it and summary.json, then 'unskew resume {self.path}' runs the rounds again"
             )
@@ -393,7 +389,7 @@ class RunFolder:
         files = self.summary().get("files") if self.finished else None
         known = files.get(name) if isinstance(files, dict) else None  # an earlier version noted none
         if known is not None and known != _digest((self.place / name).read_bytes()):
-            raise InputError(f"{self.path / name} was edited: it is not the table that the run wrote; restore it")
+            raise DamagedRun(f"{self.path / name} was edited: it is not the table that the run wrote; restore it")
 
     def mark_files(self, model: bytes, rows: list[Row]) -> Row:
         """What tells later whether the files of the finished run are as they were left, the times in rows aside."""
@@ -420,7 +416,7 @@ class RunFolder:
         with path.open("rb") as lines:
             for number, line in enumerate(lines, 1):
                 if not is_row(row := parse(line), *keys):
-                    raise InputError(
+                    raise DamagedRun(
                         f"{self.path / name} is damaged at line {number}: expected a JSON object with "
                         f"{' and '.join(keys)}, and figures as a run writes them; remove that line, or start the run "
                         "again in another folder"

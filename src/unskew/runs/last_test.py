@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from unskew.base.errors import InputError, let_pass
+from unskew.base.errors import DamagedRun, InputError, let_pass
 from unskew.measures.classification import ClassRow, Confusion, Tested
 from unskew.runs.folder import RunFolder
 
@@ -58,7 +58,7 @@ def read_confusion(folder: Path, personal: bool = False) -> Confusion:
         ) from None
     except (OSError, ValueError) as error:
         let_pass(error)
-        raise InputError(f"cannot read {path}: {error}; restore it") from None
+        raise DamagedRun(f"cannot read {path}: {error}; restore it") from None
     return Confusion(counts, tuple(classes))
 
 

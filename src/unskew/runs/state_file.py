@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unskew.base.errors import InputError
+from unskew.base.errors import DamagedRun, InputError
 
 NAME = "clients.sqlite"
 """The file of clients' states in the folder of checkpoints."""
@@ -177,16 +177,16 @@ def check(folder: Path, snapshot: Tensor, name: str = NAME) -> None:
                 _certify(path, client, checksum, data)
                 clients, total = clients - 1, _wrap(total - checksum)
     except sqlite3.OperationalError as error:
-        raise InputError(f"cannot read {path}: {error}") from None
+        raise DamagedRun(f"cannot read {path}: {error}") from None
     except sqlite3.DatabaseError as error:
-        raise InputError(f"{path} is damaged: {error}") from None
+        raise DamagedRun(f"{path} is damaged: {error}") from None
     if clients or total:
-        raise InputError(f"{path} is damaged: its states are not those of the checkpoint")
+        raise DamagedRun(f"{path} is damaged: its states are not those of the checkpoint")
 
 
 def _certify(path: Path | None, client: int, checksum: int, data: bytes) -> bytes:
     if _checksum(client, data) != checksum:
-        raise InputError(f"{_place(path)} is damaged: the state of client {client} does not match its checksum")
+        raise DamagedRun(f"{_place(path)} is damaged: the state of client {client} does not match its checksum")
     return data
 
 

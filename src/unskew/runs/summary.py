@@ -6,7 +6,7 @@ import json
 import re
 from pathlib import Path
 
-from unskew.base.errors import InputError
+from unskew.base.errors import DamagedRun, InputError
 from unskew.base.json_text import to_json
 from unskew.core.task import Task
 from unskew.measures import figures
@@ -96,7 +96,7 @@ def read_finished(folder: RunFolder) -> Row:
     except (InputError, KeyError, TypeError, ValueError, IndexError, ZeroDivisionError):
         wrong = ["rounds"]
     if wrong:
-        raise InputError(
+        raise DamagedRun(
             f"{folder.path}: summary.json and rounds.jsonl differ in '{wrong[0]}', so one of them was edited; restore "
             f"it, or remove summary.json, then 'unskew resume {folder.path}' writes it again"
         )
@@ -105,7 +105,7 @@ def read_finished(folder: RunFolder) -> Row:
     folder.check_finished_rows(rows, files)
     folder.check_model(summary.get("run"), files)
     if files.get(SUMMARY_FILE, digest_summary(summary)) != digest_summary(summary):
-        raise InputError(
+        raise DamagedRun(
             f"{folder.path / SUMMARY_FILE} was edited: it is not as the run wrote it; restore it, or remove it, then "
             f"'unskew resume {folder.path}' writes it again"
         )

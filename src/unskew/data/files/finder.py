@@ -36,7 +36,7 @@ class Finder:
     ) -> None:
         self.roots = [cache_dir()]
         if os.environ.get("UNSKEW_DATA"):
-            self.roots.insert(0, _check_variable(Path(os.environ["UNSKEW_DATA"]).expanduser(), offline))
+            self.roots.insert(0, Path(os.environ["UNSKEW_DATA"]).expanduser())
         if data_dir is not None:
             given = Path(data_dir).expanduser()
             if not given.is_dir():
@@ -48,6 +48,7 @@ class Finder:
         self, dataset: str, files: Sequence[Needed], folders: Sequence[str] = (), instead: str = ""
     ) -> list[Path]:
         """The paths of all files of a data set, or the one path that matches the pattern `instead`."""
+        check_variable()
         for root in self.roots:
             places = _places(root, dataset, folders)
             found = [_first(places, needed) for needed in files]
@@ -81,13 +82,14 @@ class Finder:
         return target
 
 
-def _check_variable(folder: Path, offline: bool) -> Path:
-    """The folder that UNSKEW_DATA names; a download may make it, but who only looks there finds nothing."""
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"UNSKEW_DATA is '{folder}', which is a file; name the folder that holds the data sets")
-    if offline and not folder.exists():
+def check_variable() -> None:
+    """UNSKEW_DATA must name a folder; who looks there for files is told otherwise."""
+    given = os.environ.get("UNSKEW_DATA")
+    folder = Path(given).expanduser() if given else None
+    if folder is not None and not folder.is_dir():
+        if folder.is_file():
+            raise InputError(f"UNSKEW_DATA is '{folder}', which is a file; name the folder that holds the data sets")
         warn_once(log, f"UNSKEW_DATA is '{folder}', which does not exist")
-    return folder
 
 
 def _places(root: Path, dataset: str, folders: Sequence[str]) -> list[Path]:
