@@ -30,6 +30,8 @@ TITLES = {
 }
 FIRST = {"fedas_t3": 8, "fedas_t4": 6}
 """Where lines lie within a point or two of each other, the steep first rounds are left out, so that they show apart."""
+LAST = {"flfa_t1": 62}
+"""Rounds that all of a claim's runs have, where one went on alone: the last figures would not compare."""
 
 Row = dict[str, str]
 
@@ -61,7 +63,7 @@ def draw(rows: Sequence[Row]) -> list[Path]:
     for claim, title in TITLES.items():
         curves: dict[str, dict[str, list[tuple[int, float]]]] = {}
         for row in rows:
-            if row["claim"] == claim and int(row["round"]) >= FIRST.get(claim, 0):
+            if row["claim"] == claim and FIRST.get(claim, 0) <= int(row["round"]) <= LAST.get(claim, 10**6):
                 seeds = curves.setdefault(row["method"], {})
                 seeds.setdefault(row["seed"], []).append((int(row["round"]), float(row["accuracy"])))
         named: dict[str, list[Curve]] = {method: list(seeds.values()) for method, seeds in curves.items()}
