@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -64,13 +65,19 @@ def draw(rows: Sequence[Row]) -> list[Path]:
         curves: dict[str, dict[str, list[tuple[int, float]]]] = {}
         for row in rows:
             if row["claim"] == claim and FIRST.get(claim, 0) <= int(row["round"]) <= LAST.get(claim, 10**6):
-                seeds = curves.setdefault(row["method"], {})
+                seeds = curves.setdefault(shorten(row["method"]) if claim == "compose" else row["method"], {})
                 seeds.setdefault(row["seed"], []).append((int(row["round"]), float(row["accuracy"])))
         named: dict[str, list[Curve]] = {method: list(seeds.values()) for method, seeds in curves.items()}
         if named:
             made.append(ROOT / "docs" / "images" / f"claim_{claim}.png")
             plot_curves(named, made[-1], f"{title}, from round {FIRST[claim]} on" if claim in FIRST else title)
     return made
+
+
+def shorten(method: str) -> str:
+    """A nested method by its names alone: legends cut long ones where they differ."""
+    names = re.findall(r"(?:^|inner=)(\w+)", method)
+    return "(".join(names) + ")" * (len(names) - 1)
 
 
 def main() -> None:
