@@ -11,6 +11,8 @@ from unskew.recipes import queue as queues
 from unskew.recipes.queue import read_queue
 from unskew.runs.folder import RunFolder
 
+ONE_ROW = ["fedas/t4", "--columns", "P=0.2", "--rows", "PA=1, CS=1", "--scale", "smoke"]
+
 
 @pytest.mark.parametrize(
     ("text", "line"),
@@ -153,18 +155,7 @@ def test_a_damaged_run_is_named_and_everything_else_is_written(queue, capsys):
 
 
 def test_seeds_beyond_the_paper_s_are_said(queue, capsys):
-    words = [
-        "reproduce",
-        "fedas/t4",
-        "--columns",
-        "P=0.2",
-        "--rows",
-        "PA=1, CS=1",
-        "--scale",
-        "smoke",
-        "--dry-run",
-        "-q",
-    ]
+    words = ["reproduce", *ONE_ROW, "--dry-run", "-q"]
     paper = "seeds 3, 4: not the paper's, which end with 2"
     assert paper in call(capsys, *words, "--seeds", "5")[1] and paper not in call(capsys, *words, "--seeds", "3")[1]
 
@@ -182,11 +173,8 @@ def test_a_data_folder_that_is_none_is_named(queue, capsys, monkeypatch):
 
 def test_the_advice_to_move_a_run_away_is_for_damaged_ones_only(queue, capsys):
     """Of one that another run of this program works on it would be harmful."""
-    cell = ["fedas/t4", "--columns", "P=0.2", "--rows", "PA=1, CS=1", "--seeds", "1", "--scale", "smoke"]
-    words, advice = (
-        ["reproduce", *cell, "--jobs", "1", "-q"],
-        "away, and the same command plays this run from its start",
-    )
+    words = ["reproduce", *ONE_ROW, "--seeds", "1", "--jobs", "1", "-q"]
+    advice = "away, and the same command plays this run from its start"
     assert call(capsys, *words)[0] == 0
     [run] = [path for path in (queue.parent / "reproductions/smoke/runs").iterdir() if path.is_dir()]
     (run / "summary.json").unlink()

@@ -195,12 +195,12 @@ class Table:
             chosen = tuple(figure for figure in chosen if any(_names(word, figure.row) for word in wanted))
         if columns is not None and not _split(columns):
             raise InputError(f"{self.id}: --columns names no column; give one such as {self.printed[0].column}")
-        for word in _split(columns or ""):
+        conditions = _split(columns or "")
+        for number, word in enumerate(conditions):
             found = tuple(figure for figure in chosen if self._in_column(word, figure))
             if not found:
                 heads = list(dict.fromkeys(figure.column for figure in chosen))
-                before = _split(columns or "")[: _split(columns or "").index(word)]
-                where = f" together with {', '.join(before)}" if before else ""
+                where = f" together with {', '.join(conditions[:number])}" if number else ""
                 raise InputError(f"{self.id} has no column '{word}'{where} in these rows; known: {'; '.join(heads)}")
             chosen = found
         return chosen

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -97,7 +97,7 @@ def compare(
     places = place_runs(wanted, loaded, out / "runs")
     _write_plan(out, places)
     cells = compare_runs(places, announce, elsewhere)
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         (out / PLAN).unlink()
     return cells
 
@@ -116,14 +116,14 @@ def place_runs(wanted: Sequence[Run], data: Dataset, folder: Path) -> list[Place
 
 def _write_plan(out: Path, places: Sequence[Place]) -> None:
     """Leaves the names of all cells while they are played, for who watches; nothing depends on it."""
-    with contextlib.suppress(OSError):  # whether the folder can be written is said with the first run
+    with suppress(OSError):  # whether the folder can be written is said with the first run
         out.mkdir(parents=True, exist_ok=True)
         write_atomic(out / PLAN, json.dumps([place.path.name for place in places]).encode())
 
 
 def read_plan(folder: Path) -> list[str]:
     """The cells that the newest comparison in this folder is to have, begun or not; none where it left no list."""
-    with contextlib.suppress(OSError, ValueError):
+    with suppress(OSError, ValueError):
         found = json.loads((folder / PLAN).read_text(encoding="utf-8"))
         if isinstance(found, list) and all(isinstance(name, str) for name in found):
             return found
@@ -179,7 +179,7 @@ def run_cell(run: Run, path: Path, data: Dataset, watch: engine.Watch | None) ->
         return _run_cell(run, path, data, watch)
 
 
-@contextlib.contextmanager
+@contextmanager
 def _advising(path: Path) -> Iterator[None]:
     """What a run's own errors advise is for who chose its folder; of a cell nobody did, but it can be moved away."""
     try:
@@ -224,9 +224,9 @@ def _check_run(run: Run, path: Path) -> None:
 def _check_data(run: Run, folder: RunFolder, data: Dataset) -> None:
     saved = load_partition(folder.split, data)
     if not saved.fits(data):
-        raise DamagedRun(f"{folder.path} was run on other data than '{run.data}' gives now; choose another --out")
+        raise InputError(f"{folder.path} was run on other data than '{run.data}' gives now; choose another --out")
     if run.split.name == "file" and building.cut(run, data).hash != saved.hash:
-        raise DamagedRun(f"{folder.path} was run with another partition than {run.split} is now; choose another --out")
+        raise InputError(f"{folder.path} was run with another partition than {run.split} is now; choose another --out")
 
 
 def _warn_unmeasured(run: Run, path: Path) -> None:
