@@ -251,7 +251,22 @@ def test_skipped_batches_are_counted(monkeypatch):
     c, z = visit(), torch.rand(4, 3).requires_grad_()
     value = LDDecorr()(c, {}, batch_of(z), Output(z, z))
     assert value == 0 and not torch.autograd.grad(value, z)[0].any()
-    assert c.diagnostics.means() == {"lddecorr_skipped": 1.0}
+    assert c.diagnostics.means() == {"lddecorr_skipped": 1.0, "dead_features": 0.0}
+
+
+@pytest.mark.parametrize("term", [LDDecorr(), Decorrelate()])
+def test_dead_features_are_counted(term):
+    """Those that are the same in all real rows; a batch of one sample has none to tell."""
+    z = torch.tensor([[0.0, 7.0, 1.0, 2.0], [0.0, 7.0, 3.0, 1.0], [9.0, 9.0, 9.0, 9.0]])
+
+    def dead(real):
+        c = visit()
+        term(c, {}, batch_of(z, mask=real), Output(z, z))
+        [share] = [noted for name, (noted, _) in c.diagnostics._sums.items() if name == "dead_features"]
+        return share
+
+    masks = torch.tensor([[True, True, True], [True, True, False], [True, False, False]])
+    assert [dead(mask).item() for mask in masks] == torch.vmap(dead)(masks).tolist() == [0.0, 0.5, 0.0]
 
 
 # ---------------------------------------------------------------------------------------- FedBlade

@@ -5,6 +5,7 @@ import logging
 import pytest
 
 import unskew
+from unskew.terms.correlation import warn_of_dead
 from unskew.terms.lddecorr import warn_of_width
 
 SMALL = {"clients": 3, "rounds": 2, "steps": 1}
@@ -44,3 +45,33 @@ def test_flfa_counts_rounds_not_layers(caplog):
         result = unskew.run("flfa(select='fixed:body.0+head')", clients=3, rounds=3, steps=1)
     assert result.rounds[-1]["method"]["feedback_no_op_rounds"] == 0
     assert "feedback changed nothing" not in caplog.text
+
+
+def rows_of(*shares):
+    return [{"used": True, "steps": steps, "dead_features": share} for share, steps in shares]
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        (rows_of((0.5, 3), (0.3, 1)), True),
+        (rows_of((0.5, 1), (0.3, 3)), False),  # steps count, not clients
+        (rows_of((0.5, 0)), False),
+        ([], False),
+        ([{"used": False, "dropped": True}, {"used": True, "steps": 3}], False),
+    ],
+)
+def test_many_dead_features_are_said(caplog, rows, said):
+    warn_of_dead(f"a method of {rows}", rows)
+    assert ("more than 40% of the features are the same" in caplog.text) == said
+
+
+def test_a_run_whose_features_die_says_so_once(caplog):
+    """With the floor raised they live."""
+    for method, count in {"fedblade(lambda_ld=0.0051)": 1, "fedblade(lambda_ld=0.0051, var_eps=0.01)": 0}.items():
+        caplog.clear()
+        unskew.run(method, split="dirichlet:0.1", clients=10, sample=0.5, rounds=4, epochs=3, lr=0.01, momentum=0.9,
+                   local_test="none", executor="serial")  # fmt: skip
+        assert [message.startswith(method) for message in caplog.messages if "of the features" in message] == [
+            True
+        ] * count

@@ -43,6 +43,7 @@ from unskew.runs.state_file import NAME, SERVER_NAME
 from unskew.runs.summary import summarise
 from unskew.runs.tracked import describe
 from unskew.runs.tracking.keeping import Tracking
+from unskew.terms.correlation import warn_of_dead
 
 log = logging.getLogger(__name__)
 LONG = 60.0
@@ -274,6 +275,8 @@ class Loop:
             why = "all its batches have one sample, of which BatchNorm has no statistics"
             remedy = "give clients more samples, or take another normalisation such as norm=group"
             warn_once(log, f"no client takes a step: {why}; {remedy}")
+        if number > 1:  # in the first, features are as they were drawn
+            warn_of_dead(str(self.config.method), done.clients)
         if _is_empty(row) and not any(map(_is_empty, earlier)):
             left = "every sampled client dropped out, so that the model stays as it is"
             log.warning("round %d: %s (later rounds only in rounds.jsonl)", number, left)

@@ -10,7 +10,7 @@ from unskew.base.registry import param
 from unskew.base.tree import Tree
 from unskew.core.context import ClientContext
 from unskew.core.term import Term, terms
-from unskew.terms.correlation import find_stacked_tolerance, standardise
+from unskew.terms.correlation import find_stacked_tolerance, note_dead, standardise
 
 
 @terms.register("feddecorr")
@@ -33,6 +33,7 @@ class Decorrelate(Term):
     def __call__(self, c: ClientContext, params: Tree, batch: Batch, out: Output) -> Tensor:
         """The term; 0 for one sample."""
         x, degrees = standardise(out.features, batch.mask, self.var_eps)
+        note_dead(c, x, degrees)
         size = x.shape[1]
         if self.paper_scale:
             value = _sum_of_squares(x) / (degrees.clamp(min=1) * size).square()

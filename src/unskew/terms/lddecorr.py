@@ -15,7 +15,7 @@ from unskew.base.torch_private import is_batched
 from unskew.base.tree import Tree
 from unskew.core.context import ClientContext
 from unskew.core.term import Term, terms
-from unskew.terms.correlation import find_stacked_tolerance, standardise
+from unskew.terms.correlation import find_stacked_tolerance, note_dead, standardise
 
 log = logging.getLogger(__name__)
 LARGEST_JITTER = 1e-2
@@ -39,6 +39,7 @@ class LDDecorr(Term):
     def __call__(self, c: ClientContext, params: Tree, batch: Batch, out: Output) -> Tensor:
         """The term; 0 for one sample, and for a batch whose matrix has no factor even with more jitter."""
         x, degrees = standardise(out.features, batch.mask, self.var_eps)
+        note_dead(c, x, degrees)
         value, done = minus_log_det(x, degrees, batch.mask, self.jitter)
         c.diagnostics.note("lddecorr_skipped", (~done).to(value.dtype))  # the share of such batches
         return self.weight * torch.where(degrees > 0, value, 0.0)
