@@ -154,6 +154,32 @@ def test_a_damaged_run_is_named_and_everything_else_is_written(queue, capsys):
     assert (out / "fedas-t4/table.csv").read_text() == whole
 
 
+def test_a_table_that_cannot_be_written_does_not_keep_the_others_from_it(queue, capsys):
+    queue.write_text('fedas/t4 --columns "P=0.2" --rows "PA=1, CS=1" --seeds 1 --scale smoke\nfedblade/t11\n')
+    (queue.parent / "reproductions/smoke").mkdir(parents=True)
+    (queue.parent / "reproductions/smoke/fedas-t4").touch()  # a file where the table's folder belongs
+    code, out, errors = call(capsys, "reproduce", "--queue", str(queue), "--jobs", "1", "-q")
+    assert code == 2 and "fedas-t4" in errors and "Traceback" not in errors
+    assert "fedblade/t11: 6 of 6 figures" in out
+    assert (queue.parent / "reproductions/full/fedblade-t11/table.csv").exists()
+
+
+def test_every_run_that_fails_is_named(queue, capsys):
+    """The first is the error at the end."""
+    queue.write_text('fedas/t4 --columns "P=0.2" --seeds 1 --scale smoke\n')
+    words = ["reproduce", "--queue", str(queue), "--jobs", "1", "-q"]
+    assert call(capsys, *words)[0] == 0
+    runs = queue.parent / "reproductions/smoke/runs"
+    broken = sorted(path for path in runs.iterdir() if path.is_dir())[:2]
+    for run in broken:
+        (run / "summary.json").unlink()
+        for name in run.glob("checkpoint/*.safetensors"):
+            name.write_bytes(b"")
+    code, _, errors = call(capsys, *words)
+    said = " ".join(errors.split())
+    assert code == 2 and all(f"{run.name} failed, the others go on: no checkpoint in" in said for run in broken)
+
+
 def test_seeds_beyond_the_paper_s_are_said(queue, capsys):
     words = ["reproduce", *ONE_ROW, "--dry-run", "-q"]
     paper = "seeds 3, 4: not the paper's, which end with 2"

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from unskew.base.errors import InputError
+from unskew.base.errors import InputError, is_from_signal, one_line
 from unskew.base.text import count_of
 from unskew.cli import signals
 from unskew.cli.cells_on import choose_elsewhere
@@ -282,23 +282,32 @@ def work_through(queue: Path, jobs: int | None, cells_on: str | None, out: Path,
             else:
                 work(places, number, announce, tell)
     except BaseException:
-        for error in write_all(plans, out, data).values():
-            log.warning("%s", error)
+        for name, error in write_all(plans, out, data).items():
+            log.warning("%s: %s", name, one_line(error))
         raise
-    unreadable = write_all(plans, out, data)
-    if unreadable:
-        names = ", ".join(path.name for path in unreadable)
-        more = f" (runs that cannot be read: {names})" if len(unreadable) > 1 else ""
-        raise InputError(f"{next(iter(unreadable.values()))}{more}; its figures are left out above")
+    failed = write_all(plans, out, data)
+    for name, error in list(failed.items())[1:]:
+        log.warning("%s: %s", name, one_line(error))
+    for error in failed.values():
+        if isinstance(error, InputError):
+            raise InputError(f"{error}; its figures are left out above")
+        raise error
 
 
-def write_all(plans: Sequence[Plan | FigurePlan], out: Path, data: Data) -> dict[Path, InputError]:
-    """Writes all tables and figures of a queue as far as they have come; which finished runs cannot be read."""
-    unreadable: dict[Path, InputError] = {}
+def write_all(plans: Sequence[Plan | FigurePlan], out: Path, data: Data) -> dict[str, Exception]:
+    """Writes all tables and figures of a queue as far as they have come; which runs and tables could not be had."""
+    failed: dict[str, Exception] = {}
     for plan in join_plans(plans):
-        finished = read_back(plan.runs, out / plan.scale, data, unreadable)
-        console.print(f"{plan.id}: {write_what_is_there(plan, finished, out)}", soft_wrap=True)
-    return unreadable
+        unreadable: dict[Path, InputError] = {}
+        try:
+            finished = read_back(plan.runs, out / plan.scale, data, unreadable)
+            console.print(f"{plan.id}: {write_what_is_there(plan, finished, out)}", soft_wrap=True)
+        except Exception as error:  # the other tables are worth having all the same
+            if is_from_signal(error):
+                raise
+            failed[plan.id] = error
+        failed |= {path.name: error for path, error in unreadable.items()}
+    return failed
 
 
 def write_what_is_there(plan: Plan | FigurePlan, finished: Mapping[Identity, Finished], out: Path) -> str:

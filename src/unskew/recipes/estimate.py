@@ -121,7 +121,7 @@ def _play(run: Run, dataset: Dataset | None = None) -> Row:
     """
     small = replace(
         run, split=splits.build("iid"), clients=1, sample=1.0, rounds=2, measure=(), split_seed=None,
-        stragglers=0.0, execution=Execution(executor="serial"),
+        stragglers=0.0, straggler_online=Run().straggler_online, execution=Execution(executor="serial"),
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as scratch:
         place = Path(scratch) / "trial"

@@ -6,16 +6,18 @@ those behind it end where they are and can be resumed, and the error is that of 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from unskew.base.errors import InputError
+from unskew.base.errors import InputError, one_line
 from unskew.runs import engine, rules
 from unskew.runs.comparison import Announce, Place
 from unskew.runs.config import Run
 from unskew.runs.folder import RunFolder
 
+log = logging.getLogger(__name__)
 Ended = Callable[[Place, int, int], None]
 """Told of each cell that is done, with how many are by now, and how many there are."""
 
@@ -118,16 +120,17 @@ class _Schedule:
             times = self._deaths[number]
             failure = InputError(f"{place.path.name}: {death}" + f" ({times} times now)" * (times > 1))
         if failure is not None:
-            self._fail(number, failure)
+            self._fail(number, place, failure)
             return
         self._done += 1
         if self._ended is not None:
             self._ended(place, self._done, self._total)
 
-    def _fail(self, number: int, failure: BaseException) -> None:
+    def _fail(self, number: int, place: Place, failure: BaseException) -> None:
         """Those behind it would not have been begun, one after the other."""
         self.failed[number] = failure
         if self._patient:
+            log.warning("%s failed, the others go on: %s", place.path.name, one_line(failure))
             return
         self._waiting = {other: place for other, place in self._waiting.items() if other < number}
         behind = [other for other in self.busy if other > number]
