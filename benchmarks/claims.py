@@ -28,6 +28,7 @@ TITLES = {
     "flfa_t1": "FLFA's own cell: BloodMNIST, MobileNetV2",
     "compose": "Do they compose? Fashion-MNIST (12,000 samples), Dir(0.1), three seeds",
     "fedsol_t2": "FedSOL's own cell: CIFAR-10, LDA 0.1, the first of 300 rounds",
+    "fedsol_t2_005": "FedSOL's cell of the largest gap: CIFAR-10, LDA 0.05, the first of 300 rounds",
 }
 FIRST = {"fedas_t3": 8, "fedas_t4": 6}
 """Where lines lie within a point or two of each other, the steep first rounds are left out, so that they show apart."""

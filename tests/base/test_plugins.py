@@ -64,7 +64,11 @@ def test_a_folder_that_the_program_searches_itself_keeps_its_place(folder, monke
 def test_objects_load_and_call(folder):
     (folder / "parts.py").write_text("number = 3\ndef add(a, b):\n    return a + b\n")
     assert load_object("parts.py:number", "data") == 3
-    assert call_object("parts.py:add", "data", 1, 2) == 3
+    assert call_object("parts.py:add", "data", a=1, b=2) == 3
+    with pytest.raises(
+        InputError, match=r"data parts.py:add is called with \(a\), but takes \(a, b\); let it take just"
+    ):
+        call_object("parts.py:add", "data", a=1)
 
 
 REGISTERS = """

@@ -42,6 +42,9 @@ def text(shape, num_classes):
     return "net"
 
 number = 3
+
+def few(shape):
+    return Net(shape, 5)
 """
 
 
@@ -128,6 +131,7 @@ def test_python_builds_the_function_s_network(folder, spec):
     ("python:net.py:text", r"net.py:text: expected an nn.Module, got str"),
     ("python:net.py:number", r"net.py:number: expected a function or class, got int"),
     ('python("net.py:wrong_classes", head=fc)', r"expected logits of shape \(2, 5\).*got \(2, 6\)"),
+    ("python:net.py:few", r"net.py:few is called with \(shape, num_classes\), but takes \(shape\); let it take just"),
     ("python:absent.py:make", r"absent.py: there is no such file"),
     ("python:absent:make", r"absent cannot be imported: ModuleNotFoundError"),
     ("python:net.py", r"expected file.py:function or package.module:function"),

@@ -87,7 +87,7 @@ class PythonModule(Architecture):
 
     def build(self, shape: tuple[int, ...], num_classes: int) -> Model:
         """The function's network, split at its head."""
-        module = call_object(self.target, "model", shape, num_classes)
+        module = call_object(self.target, "model", shape=shape, num_classes=num_classes)
         if not isinstance(module, nn.Module):
             raise InputError(f"model {self.target}: expected an nn.Module, got {type(module).__name__}")
         check_module(self.label, module)

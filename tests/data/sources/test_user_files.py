@@ -72,6 +72,7 @@ def test_python(tmp_path, refused, monkeypatch):
         "    return Dataset('w', s, s, ('a', 'b'), (0.0,), (1.0,))\n"
         "def wrong():\n    return 3\n"
         "def fails():\n    raise RuntimeError('no\\nluck')\n"
+        "def more(root):\n    return four()\n"
     )
     assert load(f"python:{file}:four").num_classes == load(f"python:{file}:tensors").num_classes == 3
     assert load(f"python:{file}:whole").name == "w"
@@ -79,6 +80,7 @@ def test_python(tmp_path, refused, monkeypatch):
     assert load("python:mine:four").shape == (4,)
     refused(lambda: load(f"python:{file}:wrong"), "must return", "int")
     refused(lambda: load(f"python:{file}:fails"), "RuntimeError: no luck")
+    refused(lambda: load(f"python:{file}:more"), "is called with nothing, but takes (root)")
     refused(lambda: load(f"python:{file}:nothing"), "there is no 'nothing' in", "it has: four")
     refused(lambda: load("python:nowhere.py:f"), "nowhere.py: there is no such file")
     refused(lambda: load("python:no_such_module:f"), "no_such_module")
