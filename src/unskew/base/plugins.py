@@ -64,7 +64,7 @@ def load_home(target: str, what: str) -> ModuleType:
 
 
 def call_object(target: str, what: str, **given: Any) -> Any:
-    """Loads a function (or class) and calls it with these values, in their order; each error is one line with its file."""
+    """Loads a function (or class) and calls it with these values in their order; what it raises becomes one line."""
     function = load_object(target, what)
     if not callable(function):
         raise InputError(f"{what} {target}: expected a function or class, got {type(function).__name__}")
