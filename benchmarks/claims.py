@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 CURVES = ROOT / "benchmarks" / "results" / "curves.csv"
 COLUMNS = ("claim", "method", "seed", "run", "round", "accuracy")
 TITLES = {
-    "fedas_t3": "FedAS's own cell: CIFAR-10, β = 0.1, P = 0.2 (clients' models)",
+    "fedas_t3": "FedAS's own cell: CIFAR-10, β = 0.1, P = 0.2 (each client's model)",
     "fedas_t4": "FedAS's parts: CIFAR-10, β = 0.1, P = 0.4 (clients' models)",
     "fedblade_t3": "FedBlade's parts: CIFAR-100 (8,000 samples), Dir(0.05), d = 512",
     "flfa_t1": "FLFA's own cell: BloodMNIST, MobileNetV2",

@@ -45,6 +45,9 @@ number = 3
 
 def few(shape):
     return Net(shape, 5)
+
+def confused(shape, num_classes):
+    return shape + num_classes
 """
 
 
@@ -128,10 +131,11 @@ def test_python_builds_the_function_s_network(folder, spec):
     ('python("net.py:make", head=conv)', r"model net.py:make: Net: the head must be the last layer"),
     ("python:net.py:nothing", r"no 'nothing' in net.py; it has: Net, make"),
     ("python:net.py:broken", r"net.py:broken failed: ZeroDivisionError: division by zero \(line 23\)"),
+    ("python:net.py:confused", r"net.py:confused failed: TypeError: .*\(line 37\)$"),
     ("python:net.py:text", r"net.py:text: expected an nn.Module, got str"),
     ("python:net.py:number", r"net.py:number: expected a function or class, got int"),
     ('python("net.py:wrong_classes", head=fc)', r"expected logits of shape \(2, 5\).*got \(2, 6\)"),
-    ("python:net.py:few", r"net.py:few is called with \(shape, num_classes\), but takes \(shape\); let it take just"),
+    ("python:net.py:few", r"net.py:few failed: TypeError.*1 positional.*; it is called with \(shape, num_classes\)$"),
     ("python:absent.py:make", r"absent.py: there is no such file"),
     ("python:absent:make", r"absent cannot be imported: ModuleNotFoundError"),
     ("python:net.py", r"expected file.py:function or package.module:function"),

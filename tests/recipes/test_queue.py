@@ -177,7 +177,7 @@ def test_every_run_that_fails_is_named(queue, capsys):
             name.write_bytes(b"")
     code, _, errors = call(capsys, *words)
     said = " ".join(errors.split())
-    assert code == 2 and all(f"{run.name} failed, the others go on: no checkpoint in" in said for run in broken)
+    assert code == 2 and all(f"{run.name} failed: no checkpoint in" in said for run in broken)
 
 
 def test_seeds_beyond_the_paper_s_are_said(queue, capsys):

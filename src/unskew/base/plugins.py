@@ -6,12 +6,11 @@ import contextlib
 import importlib
 import importlib.machinery
 import importlib.util
-import inspect
 import sys
 import threading
 import traceback
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
@@ -68,27 +67,16 @@ def call_object(target: str, what: str, **given: Any) -> Any:
     function = load_object(target, what)
     if not callable(function):
         raise InputError(f"{what} {target}: expected a function or class, got {type(function).__name__}")
-    _check_takes(function, f"{what} {target}", given)
     try:
         with keep_torch_modes():
             return function(*given.values())
     except InputError as error:
         raise InputError(f"{what} {target}: {error}") from None
     except (Exception, SystemExit) as error:
-        raise InputError(f"{what} {target} failed: {_explain(error, target.rpartition(':')[0])}") from error
-
-
-def _check_takes(function: Any, label: str, given: Mapping[str, Any]) -> None:
-    """Refuses a function that cannot be called with so many values."""
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # one that does not say what it takes
-        return
-    try:
-        signature.bind(*given.values())
-    except TypeError:
-        wanted = f"with ({', '.join(given)})" if given else "with nothing"
-        raise InputError(f"{label} is called {wanted}, but takes {signature}; let it take just that") from None
+        called = ""
+        if isinstance(error, TypeError) and error.__traceback__ and error.__traceback__.tb_next is None:
+            called = f"; it is called with ({', '.join(given)})"  # none of its lines ran: it takes something else
+        raise InputError(f"{what} {target} failed: {_explain(error, target.rpartition(':')[0])}{called}") from error
 
 
 def load_module(place: str, what: str) -> ModuleType:

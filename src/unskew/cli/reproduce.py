@@ -264,7 +264,7 @@ def work_through(queue: Path, jobs: int | None, cells_on: str | None, out: Path,
     plans = plan_all(read_queue(queue), data)
     places = list_places(plans, out, data)
     executions = [place.run.execution for place in places]
-    elsewhere = choose_elsewhere(jobs, cells_on, executions, quiet) if cells_on else None
+    elsewhere = choose_elsewhere(jobs, cells_on, executions, quiet, patient=True) if cells_on else None
     number = count_jobs(read_jobs(jobs), executions)
     signals.explain(lambda: f"the runs so far are in {out}; the same command again goes on from there")
 
@@ -282,32 +282,29 @@ def work_through(queue: Path, jobs: int | None, cells_on: str | None, out: Path,
             else:
                 work(places, number, announce, tell)
     except BaseException:
-        for name, error in write_all(plans, out, data).items():
-            log.warning("%s: %s", name, one_line(error))
+        for error in write_all(plans, out, data):
+            log.warning("%s", one_line(error))
         raise
-    failed = write_all(plans, out, data)
-    for name, error in list(failed.items())[1:]:
-        log.warning("%s: %s", name, one_line(error))
-    for error in failed.values():
-        if isinstance(error, InputError):
-            raise InputError(f"{error}; its figures are left out above")
-        raise error
+    failed = sorted(write_all(plans, out, data), key=lambda error: isinstance(error, InputError))  # others first
+    for error in failed[1:]:
+        log.warning("%s", one_line(error))
+    if failed:
+        raise failed[0]
 
 
-def write_all(plans: Sequence[Plan | FigurePlan], out: Path, data: Data) -> dict[str, Exception]:
-    """Writes all tables and figures of a queue as far as they have come; which runs and tables could not be had."""
-    failed: dict[str, Exception] = {}
+def write_all(plans: Sequence[Plan | FigurePlan], out: Path, data: Data) -> list[Exception]:
+    """Writes all tables and figures of a queue as far as they have come; why runs or tables could not be had."""
+    failed: list[Exception] = []
+    unreadable: dict[Path, InputError] = {}
     for plan in join_plans(plans):
-        unreadable: dict[Path, InputError] = {}
         try:
             finished = read_back(plan.runs, out / plan.scale, data, unreadable)
             console.print(f"{plan.id}: {write_what_is_there(plan, finished, out)}", soft_wrap=True)
         except Exception as error:  # the other tables are worth having all the same
             if is_from_signal(error):
                 raise
-            failed[plan.id] = error
-        failed |= {path.name: error for path, error in unreadable.items()}
-    return failed
+            failed.append(error)
+    return [*failed, *(InputError(f"{error}; its figures are left out above") for error in unreadable.values())]
 
 
 def write_what_is_there(plan: Plan | FigurePlan, finished: Mapping[Identity, Finished], out: Path) -> str:

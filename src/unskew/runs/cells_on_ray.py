@@ -57,11 +57,15 @@ class Host:
 
 
 def play_on_ray(
-    places: Sequence[Place], address: str = "", announce: Announce | None = None, ended: Ended | None = None
+    places: Sequence[Place],
+    address: str = "",
+    announce: Announce | None = None,
+    ended: Ended | None = None,
+    patient: bool = False,
 ) -> None:
-    """Runs every cell that is not finished; afterwards all their folders are here."""
+    """Runs every cell that is not finished; afterwards all their folders are here. `patient`: as for `play_cells`."""
     if find_unfinished(places):
-        play_cells(places, Cluster(address), announce=announce, ended=ended)
+        play_cells(places, Cluster(address), announce=announce, ended=ended, patient=patient)
 
 
 class Cluster:

@@ -43,7 +43,7 @@ from unskew.runs.state_file import NAME, SERVER_NAME
 from unskew.runs.summary import summarise
 from unskew.runs.tracked import describe
 from unskew.runs.tracking.keeping import Tracking
-from unskew.terms.correlation import warn_of_dead
+from unskew.terms.correlation import judge_dead
 
 log = logging.getLogger(__name__)
 LONG = 60.0
@@ -75,6 +75,8 @@ class Loop:
         self.saved, self.saved_at = 0, time.monotonic()
         self.unwritten = False
         """Whether the code changed and run.toml does not say so yet."""
+        self.said_dead = False
+        """Whether it was said that few features are alive."""
         self.whole = Round(0, {}, {})
         """The newest round whose row is written."""
         self.tracking = Tracking(config.track, describe(config, folder.place if folder else None))
@@ -275,8 +277,11 @@ class Loop:
             why = "all its batches have one sample, of which BatchNorm has no statistics"
             remedy = "give clients more samples, or take another normalisation such as norm=group"
             warn_once(log, f"no client takes a step: {why}; {remedy}")
-        if number > 1:  # in the first, features are as they were drawn
-            warn_of_dead(str(self.config.method), done.clients)
+        if (
+            number > 2 and not self.said_dead and (said := judge_dead(done.clients))
+        ):  # not of features as they were drawn
+            self.said_dead = True
+            log.warning("round %d: %s", number, said)
         if _is_empty(row) and not any(map(_is_empty, earlier)):
             left = "every sampled client dropped out, so that the model stays as it is"
             log.warning("round %d: %s (later rounds only in rounds.jsonl)", number, left)

@@ -130,7 +130,8 @@ class _Schedule:
         """Those behind it would not have been begun, one after the other."""
         self.failed[number] = failure
         if self._patient:
-            log.warning("%s failed, the others go on: %s", place.path.name, one_line(failure))
+            text = str(failure).strip().rpartition("\n")[2] or one_line(failure)  # of a traceback its last line
+            log.warning("%s failed: %s", place.path.name, text.removeprefix(f"{place.path.name}: "))
             return
         self._waiting = {other: place for other, place in self._waiting.items() if other < number}
         behind = [other for other in self.busy if other > number]

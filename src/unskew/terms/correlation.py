@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from unskew.base.once import warn_once
 from unskew.core.context import ClientContext
 from unskew.core.tolerance import NONE, USUAL
 
-log = logging.getLogger(__name__)
 STEADY = 0.01
 """From this `var_eps` on, the executors stay as near as usual; below it nothing holds."""
 MANY_DEAD = 0.4
-"""The share of dead features above which a network does not learn: docs/methods/fedblade.md has the figures."""
+"""The share of dead features with which networks seldom learnt: docs/methods/fedblade.md has the figures."""
 
 
 def find_stacked_tolerance(var_eps: float) -> float:
@@ -54,13 +51,15 @@ def note_dead(c: ClientContext, x: Tensor, degrees: Tensor) -> None:
     c.diagnostics.note("dead_features", torch.where(degrees > 0, share, 0.0))
 
 
-def warn_of_dead(method: str, clients: Sequence[dict[str, Any]]) -> None:
-    """Says, once, that decorrelation leaves too few features alive; `clients`: the rows of a round's clients."""
+def judge_dead(clients: Sequence[dict[str, Any]]) -> str:
+    """What to say where few features are alive under decorrelation, of the rows of a round's clients; else nothing."""
     noted = [(row["dead_features"], row["steps"]) for row in clients if row["used"] and "dead_features" in row]
     steps = sum(taken for _, taken in noted)
-    if steps and sum(dead * taken for dead, taken in noted) > MANY_DEAD * steps:
-        warn_once(
-            log, f"{method}: more than {MANY_DEAD:.0%} of the features are the same for all samples of a batch "
-            "(dead_features in clients.jsonl), as decorrelation makes them where features have little spread; if "
-            "accuracy stays low, take var_eps=0.01, a lower learning rate, or no decorrelation",
-        )  # fmt: skip
+    share = sum(dead * taken for dead, taken in noted) / steps if steps else 0.0
+    if share <= MANY_DEAD:
+        return ""
+    return (
+        f"{share:.0%} of the features are the same for all samples of a batch, on average (dead_features in "
+        "clients.jsonl), as decorrelation can make them where they have little spread; if accuracy stays low, take a "
+        "larger var_eps (0.01), a lower learning rate, or no decorrelation"
+    )

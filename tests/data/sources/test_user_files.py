@@ -80,7 +80,7 @@ def test_python(tmp_path, refused, monkeypatch):
     assert load("python:mine:four").shape == (4,)
     refused(lambda: load(f"python:{file}:wrong"), "must return", "int")
     refused(lambda: load(f"python:{file}:fails"), "RuntimeError: no luck")
-    refused(lambda: load(f"python:{file}:more"), "is called with nothing, but takes (root)")
+    refused(lambda: load(f"python:{file}:more"), "TypeError", "'root'; it is called with ()")
     refused(lambda: load(f"python:{file}:nothing"), "there is no 'nothing' in", "it has: four")
     refused(lambda: load("python:nowhere.py:f"), "nowhere.py: there is no such file")
     refused(lambda: load("python:no_such_module:f"), "no_such_module")

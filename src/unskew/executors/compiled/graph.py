@@ -115,10 +115,13 @@ class Notes(LaneDiagnostics):
     def __init__(self, lanes: Lanes) -> None:
         super().__init__(lanes)
         self.values: Tree = {}
+        self._counts: dict[str, int] = {}
 
     def note(self, name: str, value: Tensor | float) -> None:
-        """One observation of the step."""
-        self.values[name] = self._lanes.unwrap(torch.as_tensor(value)).detach()
+        """One observation of the step, of which there may be several: their mean."""
+        seen, before = self._lanes.unwrap(torch.as_tensor(value)).detach(), self.values.get(name)
+        count = self._counts[name] = self._counts.get(name, 0) + 1
+        self.values[name] = seen if before is None else before + (seen - before) / count
 
 
 def prune(graph: GraphModule, names: list[Path]) -> list[Path]:
