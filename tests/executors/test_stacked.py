@@ -1,5 +1,6 @@
 """Many clients at once: the same results as one by one, within the stated tolerance."""
 
+import json
 import re
 import shutil
 
@@ -306,6 +307,32 @@ def test_one_graph_however_many_clients_there_are(caplog, monkeypatch):
 def test_a_graph_that_no_longer_computes_what_the_slots_say_is_found_out(caplog):
     assert_alike(method="test_hidden_round", model="mlp(hidden=[16])", rounds=6, execution=COMPILED)
     assert "no longer computes what the slots say" in caplog.text
+
+
+@methods.register("test_notes_twice")
+class NotesTwice(Method):
+    """Notes two figures of a step under one name."""
+
+    def loss(self, c, params, batch):
+        value = super().loss(c, params, batch)
+        c.diagnostics.note("level", value.detach())
+        c.diagnostics.note("level", 3 * value.detach())
+        return value
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_notes_of_compiled_steps_are_means(tmp_path, caplog):
+    table = {"method": "test_notes_twice", "model": "mlp(hidden=[16])", "split": "natural", "rounds": 2, "local": LOCAL}
+    noted = {}
+    for executor, options in {"serial": {}, "stacked": COMPILED}.items():
+        run = from_table({**table, "execution": {"executor": executor, **options}})
+        engine.run(run, tmp_path / executor, dataset=DATA)
+        rows = [json.loads(line) for line in (tmp_path / executor / "clients.jsonl").read_text().splitlines()]
+        noted[executor] = [(row["level"], row["train_loss"]) for row in rows if "level" in row]
+    for ours, theirs in zip(noted["stacked"], noted["serial"], strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-3) and ours[0] == pytest.approx(2 * ours[1], rel=1e-3)
+    assert len(noted["serial"]) > 4 and "not compiled" not in caplog.text and "one by one" not in caplog.text
 
 
 @needs_compiler

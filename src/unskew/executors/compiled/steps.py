@@ -288,7 +288,9 @@ class _Running:
             out = graph.run(*inputs)
         count = len(graph.moved)
         self.weights = dict(zip(graph.moved, out[:count], strict=True))
-        self.memory = dict(zip(graph.remembered, out[count : count + len(graph.remembered)], strict=True))
+        remembered = out[count : count + len(graph.remembered)]
+        # outputs are laid out as the compiler likes, another way on each processor; inputs must be as they were traced
+        self.memory = {name: value.contiguous() for name, value in zip(graph.remembered, remembered, strict=True)}
         noted = iter(out[len(out) - len(graph.notes) * graph.count :])
         for step in block:
             lanes.make_current(step)
