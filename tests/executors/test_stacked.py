@@ -333,6 +333,7 @@ def test_notes_of_compiled_steps_are_means(tmp_path, caplog):
     for ours, theirs in zip(noted["stacked"], noted["serial"], strict=True):
         assert ours == pytest.approx(theirs, rel=1e-3) and ours[0] == pytest.approx(2 * ours[1], rel=1e-3)
     assert len(noted["serial"]) > 4 and "not compiled" not in caplog.text and "one by one" not in caplog.text
+    assert "recorded code" not in caplog.text  # nobody edits what the compiler makes
 
 
 @needs_compiler

@@ -34,6 +34,10 @@ def is_loose(used: Any) -> bool:
     )
 
 
+_COMPILED = "torch._inductor.runtime.cache_dir_utils"
+"""Knows where torch's compiler keeps the modules that it makes."""
+
+
 def is_users(module: Any) -> bool:
     """Whether a module is the user's: neither of unskew nor installed, or named by him."""
     name, file = getattr(module, "__name__", ""), getattr(module, "__file__", None)
@@ -50,6 +54,8 @@ def is_users_file(file: str) -> bool:
         return False
     kinds = ("stdlib", "platstdlib", "purelib", "platlib")
     installed = [Path(__file__).resolve().parents[2], *(Path(sysconfig.get_path(kind)).resolve() for kind in kinds)]
+    if compiler := sys.modules.get(_COMPILED):  # what torch's compiler makes is nobody's
+        installed.append(Path(compiler.cache_dir()).resolve())
     return not any(path.is_relative_to(folder) for folder in installed)
 
 
