@@ -277,11 +277,10 @@ class Loop:
             why = "all its batches have one sample, of which BatchNorm has no statistics"
             remedy = "give clients more samples, or take another normalisation such as norm=group"
             warn_once(log, f"no client takes a step: {why}; {remedy}")
-        if (
-            number > 2 and not self.said_dead and (said := judge_dead(done.clients))
-        ):  # not of features as they were drawn
+        dead = judge_dead(done.clients) if number > 2 and not self.said_dead else ""  # earlier, features are as drawn
+        if dead:
             self.said_dead = True
-            log.warning("round %d: %s", number, said)
+            log.warning("round %d: %s", number, dead)
         if _is_empty(row) and not any(map(_is_empty, earlier)):
             left = "every sampled client dropped out, so that the model stays as it is"
             log.warning("round %d: %s (later rounds only in rounds.jsonl)", number, left)
